@@ -76,7 +76,7 @@ def main(argv) -> None:
         output_format=_FORMAT.value,
         output_dir=_OUTPUT_DIR.value,
     )
-  except transcription.Unreadable as e:
+  except transcription.UnreadableError as e:
     sys.stdout.write(e.text or '')
     raise
   sys.stdout.write(text or '')

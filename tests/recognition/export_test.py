@@ -238,7 +238,7 @@ class ExportTest(absltest.TestCase):
 
   def test_bad_arguments(self):
     data = client_data.load(self.shards)
-    with self.assertRaisesRegex(ValueError, 'holds an export already'):
+    with self.assertRaisesRegex(ValueError, 'contains an export already'):
       export.export(
           recognizer=self.recognizer, client_data=data, output_dir=self.folder
       )

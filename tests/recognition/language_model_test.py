@@ -70,7 +70,7 @@ class LanguageModelTest(cases.TestCase):
   def test_tokens_without_a_space_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'a token for the space'):
       self.build(tokens='abc')
-    with self.assertRaisesRegex(ValueError, 'this one writes sentence pieces'):
+    with self.assertRaisesRegex(ValueError, 'this model has sentence pieces'):
       self.build(tokens=(' ', 'ab'))
 
   def test_missing_packages_are_named_with_what_installs_them(self):

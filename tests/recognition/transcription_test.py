@@ -67,7 +67,7 @@ class TranscriptionTest(cases.TestCase):
     (record,) = logs.records
     self.assertEqual(
         record.getMessage(),
-        'Left out 2 of 10 files in folders, which hold no audio: '
+        'Left out 2 of 10 files in folders, which contain no audio: '
         f'{self.path("d", "a.txt")}, {self.path("d", "notes.txt")}.',
     )
     output_dir = self.path('out')
@@ -79,7 +79,7 @@ class TranscriptionTest(cases.TestCase):
     self.audio('d/a.wav')
     for name in ('b.m4a', 'c.w64'):
       pathlib.Path(self.path('d', name)).write_bytes(b'broken')
-    with self.assertRaises(transcription.Unreadable) as caught:
+    with self.assertRaises(transcription.UnreadableError) as caught:
       self.transcribe(self.path('d'))
     self.assertRegex(
         ' '.join(caught.exception.args), r'(?s)b\.m4a: .*c\.w64: '
@@ -137,7 +137,7 @@ class TranscriptionTest(cases.TestCase):
     bad = self.path('bad.wav')
     pathlib.Path(bad).write_bytes(b'RIFF')
     with self.assertRaisesRegex(
-        transcription.Unreadable, 'bad.wav: is not readable audio'
+        transcription.UnreadableError, 'bad.wav: is not readable audio'
     ) as caught:
       self.transcribe(bad, good)
     self.assertEqual(caught.exception.text, f'{good}\tw0\n')
@@ -151,12 +151,12 @@ class TranscriptionTest(cases.TestCase):
     os.mkdir(notes)
     pathlib.Path(notes, 'a.txt').write_text('no audio')
     for paths, options, message in (
-        ([empty], {}, 'empty holds no file'),
-        ([notes], {}, 'no audio in .*notes/a.txt'),
+        ([empty], {}, 'empty contains no file'),
+        ([notes], {}, 'No audio in .*notes/a.txt'),
         (['nowhere.wav'], {}, 'nowhere.wav does not exist'),
         ([one, one], {}, 'one.wav is given more than once'),
         ([one], {'output_format': 'vtt'}, 'output_format'),
-        ([one, two], {'output_format': 'srt'}, '2 files are one SRT each'),
+        ([one, two], {'output_format': 'srt'}, '2 files need one SRT each'),
         ([one, two], {'output_dir': out}, 'would both be written as one'),
     ):
       with self.assertRaisesRegex(ValueError, message):

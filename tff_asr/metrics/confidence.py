@@ -1,10 +1,13 @@
 """Confidence intervals (95 %) of word error rates over speakers and seeds.
 
-Utterances of one speaker are not independent, so speakers are what is sampled.
-`rate` and `difference` resample many speakers (Bisani and Ney 2004, "Bootstrap
-estimates for confidence intervals in ASR performance evaluation"). A percentile
-bootstrap of ten speakers is too narrow: `linear_contrast` is for few speakers, and can
-add the variance over random seeds.
+`rate` and `difference` resample speakers, because utterances of one speaker are
+not independent (Bisani and Ney 2004, "Bootstrap estimates for confidence
+intervals in ASR performance evaluation"). `linear_contrast` is for few
+speakers, where a percentile bootstrap is too narrow, and can add the variance
+over random seeds.
+
+    >>> rate(errors=[1, 2, 0], words=[10, 10, 10]).estimate
+    0.1
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,8 @@ from scipy import stats
 
 _CONFIDENCE = 0.95
 _NUM_RESAMPLES = 10_000
-_AT_ONCE = 100  # Bounds memory.
+# Resamples computed together; bounds memory.
+_BATCH_SIZE = 100
 
 
 class Interval(NamedTuple):
@@ -28,15 +32,15 @@ class Interval(NamedTuple):
 
 
 def rate(errors: Sequence[float], words: Sequence[float]) -> Interval:
-  """Bootstrap of a word error rate.
+  """Estimates a word error rate by a bootstrap over speakers.
 
   Args:
     errors: Word errors of each speaker.
     words: Words of each speaker's references.
 
   Returns:
-    WER with its percentile interval. With a single speaker both ends are the
-    estimate, which is no certainty.
+    WER with its percentile interval. With a single speaker both ends equal the
+    estimate, and say nothing about its accuracy.
 
   Raises:
     ValueError: As `difference`.
@@ -49,7 +53,7 @@ def difference(
     baseline_errors: Sequence[float],
     words: Sequence[float],
 ) -> Interval:
-  """Paired bootstrap of the difference of two word error rates.
+  """Estimates a difference of word error rates by a paired bootstrap.
 
   Seeded: equal calls give equal results.
 
@@ -59,8 +63,8 @@ def difference(
     words: Words of each speaker's references.
 
   Returns:
-    WER minus baseline WER, with its percentile interval; below zero the first
-    system is better.
+    WER minus baseline WER, with its percentile interval. Below zero, the first
+    system is better than the baseline.
 
   Raises:
     ValueError: The sequences differ in length, or there are no words.
@@ -76,8 +80,8 @@ def difference(
     raise ValueError('words must have a speaker with at least one word.')
   generator = np.random.default_rng(1)
   rates = []
-  for _ in range(_NUM_RESAMPLES // _AT_ONCE):
-    drawn = generator.integers(len(words), size=(_AT_ONCE, len(words)))
+  for _ in range(_NUM_RESAMPLES // _BATCH_SIZE):
+    drawn = generator.integers(len(words), size=(_BATCH_SIZE, len(words)))
     # A resample of speakers without words has no rate.
     drawn = drawn[words[drawn].sum(axis=1) > 0]
     rates.extend(gaps[drawn].sum(axis=1) / words[drawn].sum(axis=1))
@@ -92,7 +96,7 @@ def linear_contrast(
     *,
     seed_variance: float = 0.0,
 ) -> Interval:
-  """Weighted sum of word error rates of few speakers and random seeds.
+  """Estimates a weighted sum of word error rates of few speakers.
 
   For speakers i with w_i words, and g_i errors that are added with the weights
   of their systems, the sum is d = sum(g_i) / sum(w_i), a ratio estimator whose
@@ -132,13 +136,13 @@ def linear_contrast(
 
 
 def pooled_variance(samples: Sequence[Sequence[float]]) -> float:
-  """Variance within samples, pooled by their degrees of freedom.
+  """Returns the variance within samples, pooled by degrees of freedom.
 
   Args:
     samples: Word error rates of each system over random seeds.
 
   Returns:
-    The variance; 0 if no sample has two values, when nothing is known of it.
+    The variance; 0 if no sample has two values.
   """
   known = [sample for sample in samples if len(sample) > 1]
   degrees = sum(len(sample) - 1 for sample in known)

@@ -1,15 +1,15 @@
-"""A run's model as files to hand on; exports are checked against its own.
+"""Exports a run's model as files, and checks them against the checkpoint.
 
 Files of an export:
 
   model.safetensors      the run's weights
-  model_spec.json             its model, tokens and features, as plain data
+  model_spec.json        its model, tokens and features, as JSON
   saved_model/           waveforms in, text out (`ExportedRecognizer`)
   model.float16.tflite   a waveform in, token ids out: weights in
                          float16, built-in ops only
-  tokens.json            what each token id writes
-  model_card.md          what the model is, what the checks found, and what it
-                         may be used for (`reports.model_card`)
+  tokens.json            the text of each token id
+  model_card.md          the model, the checks and its intended use
+                         (`reports.model_card`)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import json
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,7 @@ from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.storage import run_dir
 
@@ -37,9 +38,9 @@ TOKENS = 'tokens.json'
 TFLITE = 'model.float16.tflite'
 
 _BATCH_SIZE = 8
-# Rounding may turn a near tie; more than this share of utterances is a defect.
+# Rounding may turn a near tie; more differing utterances are a defect.
 _MAX_DIFFERENT = 0.02
-# Past a waveform's end, so that every batch has a frame; it does not matter.
+# Appended to a waveform, so that every batch has a frame; changes no result.
 _PADDING_SAMPLES = 2 * log_mel.FRAME_LENGTH
 _NO_TOKEN = -1
 
@@ -54,15 +55,15 @@ class ExportedRecognizer(tf.Module):
       self,
       *,
       model: ctc.CtcModel,
-      weights: Mapping[str, Any],
+      weights: weights_lib.Weights,
       tokens: Sequence[str],
   ):
-    """Creates it.
+    """Initializes the module.
 
     Args:
       model: The model.
       weights: Its weights, arrays or tensors by name.
-      tokens: What each of its token ids writes; V - 1.
+      tokens: The text of each of its V - 1 token ids.
 
     Raises:
       ValueError: The tokens are not those of the model.
@@ -101,18 +102,18 @@ class ExportedRecognizer(tf.Module):
       text: string [B], UTF-8.
       token_ids: int32 [B, U], -1 past an utterance's tokens.
     """
-    tokens, is_heard = self._decode(waveforms, num_samples)
-    heard = tf.ragged.boolean_mask(tokens, is_heard)
-    texts = tf.gather(tf.constant(self._tokens), heard)
+    tokens, is_emitted = self._decode(waveforms, num_samples)
+    token_ids = tf.ragged.boolean_mask(tokens, is_emitted)
+    texts = tf.gather(tf.constant(self._tokens), token_ids)
     text = tf.strings.strip(tf.strings.reduce_join(texts, axis=1))
-    return {'text': text, 'token_ids': heard.to_tensor(_NO_TOKEN)}
+    return {'text': text, 'token_ids': token_ids.to_tensor(_NO_TOKEN)}
 
   @tf.function(
       input_signature=[tf.TensorSpec([1, None], tf.int16, name='waveform')],
       autograph=False,
   )
   def tokens_of_one(self, waveform: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Decodes one utterance with ops that TFLite has, too.
+    """Decodes one utterance with ops that TFLite supports.
 
     Args:
       waveform: int16 [1, N], 16 kHz mono.
@@ -121,14 +122,14 @@ class ExportedRecognizer(tf.Module):
       token_ids: int32 [U].
     """
     num_samples = tf.shape(waveform)[1:]
-    tokens, is_heard = self._decode(waveform, num_samples)
-    return {'token_ids': tf.boolean_mask(tokens[0], is_heard[0])}
+    tokens, is_emitted = self._decode(waveform, num_samples)
+    return {'token_ids': tf.boolean_mask(tokens[0], is_emitted[0])}
 
   def _decode(
       self, waveforms: tf.Tensor, num_samples: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `ctc.greedy_tokens`."""
-    # TFLite pads no int16.
+    """Computes features and logits, and decodes them greedily."""
+    # TFLite cannot pad int16.
     samples = tf.cast(waveforms, tf.float32)
     padded = tf.pad(samples, [[0, 0], [0, _PADDING_SAMPLES]])
     features, lengths = log_mel.log_mel(padded, num_samples)
@@ -158,7 +159,7 @@ class Check:
     file: The export.
     num_bytes: Its size.
     num_utterances: Utterances of the check.
-    num_same: Those in which it heard the same text.
+    num_same: Utterances with the same transcript.
     errors: Its word errors.
     checkpoint_errors: The checkpoint's.
   """
@@ -189,26 +190,26 @@ def export(
   """Writes the exports and checks them.
 
   Args:
-    recognizer: Holds the model.
-    client_data: Speakers whose utterances the exports are checked on; with
-      waveforms. Those that the recognizer would decode in windows are passed
-      over: exports decode whole.
-    output_dir: Folder to write to; holds no export yet.
-    num_utterances: How many of them, at least 1; fewer if there are fewer.
+    recognizer: The checkpoint.
+    client_data: Speakers whose utterances the exports are checked on.
+      Utterances that the recognizer would decode in windows are left out,
+      because exports decode whole.
+    output_dir: Folder to write to; contains no export yet.
+    num_utterances: Number of utterances to check, at least 1.
 
   Returns:
-    The checks; the first is that of the SavedModel.
+    The checks of the SavedModel and of the TFLite model.
 
   Raises:
     ValueError: A folder or the data cannot be used, the model has ops that
-      TFLite lacks, or an export is not the checkpoint: the SavedModel hears
-      something else in more than 2 % of the utterances.
+      TFLite lacks, or the SavedModel's transcript differs from the
+      checkpoint's in more than 2 % of the utterances.
   """
   checks.positive_int(num_utterances=num_utterances)
   checks.output_folders(output_dir=output_dir)
   if os.path.exists(os.path.join(output_dir, SAVED_MODEL)):
     raise ValueError(
-        f'{output_dir} holds an export already: take another output_dir.'
+        f'{output_dir} contains an export already: use another output_dir.'
     )
   utterances = list(
       itertools.islice(
@@ -228,8 +229,8 @@ def export(
     )
   tokens = recognizer.pipeline.tokenizer.tokens
   expected = [
-      heard.text
-      for heard in recognizer((u.name, u.waveform) for u in utterances)
+      recognition.text
+      for recognition in recognizer((u.name, u.waveform) for u in utterances)
   ]
   os.makedirs(output_dir, exist_ok=True)
   exported = ExportedRecognizer(
@@ -251,8 +252,8 @@ def export(
       _MAX_DIFFERENT * saved.num_utterances
   ):
     raise ValueError(
-        f'{path} hears the same as the checkpoint in only {saved.num_same} of '
-        f'{saved.num_utterances} utterances.'
+        f'{path} has the same transcript as the checkpoint in only '
+        f'{saved.num_same} of {saved.num_utterances} utterances.'
     )
   path = os.path.join(output_dir, TFLITE)
   files.write(path, _convert(exported))
@@ -273,13 +274,13 @@ def export(
 
 
 def copy_model(run: str, *, output_dir: str) -> None:
-  """Copies weights and parts of a run: with them, a folder transcribes.
+  """Copies weights and model spec of a run, which transcription needs.
 
-  The weights keep the head of the privacy ledger. Training that starts from
-  the copy asks for the ledger, which stays with the run.
+  The weights keep the head of the privacy ledger. The ledger itself stays with
+  the run, so training cannot start from the copy alone.
 
   Raises:
-    ValueError: The run lacks one of them.
+    ValueError: The run lacks one of the files.
   """
   for name in (run_dir.MODEL, run_dir.MODEL_SPEC):
     files.copy(run_dir.file_of(run, name), os.path.join(output_dir, name))
@@ -288,7 +289,7 @@ def copy_model(run: str, *, output_dir: str) -> None:
 def saved_model_texts(
     path: str, utterances: Sequence[Utterance]
 ) -> list[str]:
-  """Transcripts by a SavedModel, through its signature."""
+  """Transcribes utterances with a SavedModel, through its signature."""
   signature = tf.saved_model.load(path).signatures['serving_default']
   texts = []
   for start in range(0, len(utterances), _BATCH_SIZE):
@@ -296,18 +297,18 @@ def saved_model_texts(
     padded = np.zeros([len(waveforms), max(map(len, waveforms))], np.int16)
     for row, waveform in zip(padded, waveforms):
       row[: len(waveform)] = waveform
-    heard = signature(
+    outputs = signature(
         waveforms=tf.constant(padded),
         num_samples=tf.constant([len(w) for w in waveforms], tf.int32),
     )
-    texts += [text.decode() for text in heard['text'].numpy()]
+    texts += [text.decode() for text in outputs['text'].numpy()]
   return texts
 
 
 def tflite_tokens(
     path: str, utterances: Sequence[Utterance]
 ) -> Iterator[list[int]]:
-  """Token ids by a TFLite model, through its signature."""
+  """Yields token ids of a TFLite model, through its signature."""
   interpreter = tf.lite.Interpreter(model_path=path)
   run = interpreter.get_signature_runner()
   for utterance in utterances:
@@ -315,7 +316,7 @@ def tflite_tokens(
 
 
 def _convert(exported: ExportedRecognizer) -> bytes:
-  """A TFLite model of `ExportedRecognizer.tokens_of_one`, in float16."""
+  """Converts `ExportedRecognizer.tokens_of_one` to TFLite, in float16."""
   converter = tf.lite.TFLiteConverter.from_concrete_functions(
       [exported.tokens_of_one.get_concrete_function()], exported
   )
@@ -333,7 +334,7 @@ def _convert(exported: ExportedRecognizer) -> bytes:
 def _utterances(
     client_data: tff.simulation.datasets.ClientData,
 ) -> Iterator[Utterance]:
-  """The utterances of all clients, sorted by client."""
+  """Yields the utterances of all clients, sorted by client."""
   for client_id in sorted(client_data.client_ids):
     for example in client_data.create_tf_dataset_for_client(client_id):
       yield Utterance(
@@ -350,10 +351,10 @@ def _check(
     expected: Sequence[str],
     utterances: Sequence[Utterance],
 ) -> Check:
-  """Compares what an export heard with what the checkpoint did."""
-  total = lambda heard: word_errors.total(
+  """Compares the transcripts of an export with the checkpoint's."""
+  total = lambda hypotheses: word_errors.total(
       word_errors.count(utterance.transcript, text)
-      for utterance, text in zip(utterances, heard, strict=True)
+      for utterance, text in zip(utterances, hypotheses, strict=True)
   )
   return Check(
       file=os.path.basename(path),
@@ -366,7 +367,7 @@ def _check(
 
 
 def _size(path: str) -> int:
-  """Bytes of a file, or of all files of a folder."""
+  """Returns the bytes of a file, or of all files in a folder."""
   if os.path.isfile(path):
     return os.path.getsize(path)
   return sum(

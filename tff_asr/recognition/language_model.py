@@ -1,11 +1,11 @@
 """Beam search with an n-gram language model: an optional extra.
 
-pyctcdecode's search over CTC prefixes, which scores
+Uses pyctcdecode to search over CTC prefixes with the score
 
     log p(frames | text) + alpha ln p_LM(text) + beta (number of words)
 
-with a KenLM model. It needs the packages of requirements-lm.txt, which are no
-part of requirements.txt.
+where p_LM is a KenLM model. It needs the packages of requirements-lm.txt, which
+are not in requirements.txt.
 
   S: output frames. V: vocabulary with blank.
 """
@@ -28,14 +28,14 @@ _ENDINGS = ('.arpa', '.bin', '.binary')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-  """An n-gram model and how it is used.
+  """An n-gram model and its weights in the search.
 
   Attributes:
-    path: A KenLM model, .arpa or binary. With .arpa, words that it does not
-      have are scored as unlikely while they are being spelled.
+    path: A KenLM model, .arpa or binary. With .arpa, prefixes of unknown words
+      are scored as unlikely.
     alpha: Weight of the model, at least 0.
-    beta: Added for each word, so that words are not joined.
-    beam_width: Prefixes that are kept, at least 1.
+    beta: Bonus for each word, which counteracts joined words.
+    beam_width: Number of prefixes kept, at least 1.
   """
 
   path: str
@@ -63,16 +63,16 @@ def build_decode(
 
   Args:
     language_model: The model.
-    tokens: What each id writes: a character, one of them a space.
+    tokens: The text of each id: single characters, one of them a space.
 
   Raises:
-    ValueError: The packages are not installed, the file is no KenLM model, or
-      the tokens have no space or are no characters.
+    ValueError: The packages are not installed, the file is not a KenLM model,
+      or the tokens are not characters or lack the space.
   """
   if any(len(token) > 1 for token in tokens):
     raise ValueError(
-        'a language model needs a model that writes characters, and this one '
-        'writes sentence pieces: transcribe without --lm.'
+        'a language model needs a vocabulary of characters, and this model '
+        'has sentence pieces: transcribe without --lm.'
     )
   if ' ' not in tokens:
     raise ValueError('a language model of words needs a token for the space.')
@@ -80,7 +80,7 @@ def build_decode(
     import pyctcdecode  # pylint: disable=g-import-not-at-top
   except ImportError as e:
     raise ValueError(f'{_INSTALL} ({e}).') from e
-  # It remarks on what labels look like, and on models without unigrams.
+  # It logs warnings about labels, and about models without unigrams.
   logging.getLogger('pyctcdecode').setLevel(logging.ERROR)
   try:
     decoder = pyctcdecode.build_ctcdecoder(

@@ -1,10 +1,10 @@
-"""A trained model at work: waveforms of any length to text with word times.
+"""Transcribes waveforms of any length with a trained model, with word times.
 
-A waveform of at most a window is decoded whole, as `evaluation` decodes it. A
-longer one is decoded in windows that overlap by two margins. The logits
-of a window's margins are dropped, because the neighbouring window has heard
-more around them; the rest are joined before they are decoded, so that a word at
-a border is neither cut nor doubled.
+A waveform of at most one window is decoded whole, as `evaluation` decodes it. A
+longer one is decoded in windows that overlap by two margins. The logits of a
+window's margins are dropped, because the neighbouring window has more context
+there. The rest are joined before decoding, so that a word at a border is
+neither cut nor doubled.
 
     window 1   |--------------------|margin|
     window 2           |margin|--------------------|margin|
@@ -31,12 +31,12 @@ from tff_asr.storage import run_dir
 
 _MARGIN_SHARE = 0.1
 
+# Logits float32 [S, V] to the text, and its words with first and last frame.
 Decode = Callable[[np.ndarray], tuple[str, list[tuple[str, int, int]]]]
-"""Logits float32 [S, V] to text and its words, each from a frame to another."""
 
 
 class Word(NamedTuple):
-  """A word that was heard, and when, in seconds from the start."""
+  """A recognised word, with its times in seconds from the start."""
 
   text: str
   start_sec: float
@@ -44,13 +44,13 @@ class Word(NamedTuple):
 
 
 class Recognition(NamedTuple):
-  """The words heard in a waveform.
+  """The transcript of a waveform.
 
   Attributes:
     name: Name of the waveform.
     seconds: Its length.
-    text: Its words, or nothing.
-    words: The words with their times.
+    text: The transcript; may be empty.
+    words: Its words with their times.
   """
 
   name: str
@@ -60,7 +60,7 @@ class Recognition(NamedTuple):
 
 
 class Recognizer:
-  """Decodes waveforms with a trained model; the graph is traced once.
+  """Transcribes waveforms with a trained model; the graph is traced once.
 
   Attributes:
     model: The model.
@@ -82,14 +82,14 @@ class Recognizer:
 
     Args:
       model: The model.
-      pipeline: Gives features and batches; also the tokenizer.
+      pipeline: Features, batches and the tokenizer.
       weights: float32 tensors or arrays by name.
-      window_sec: What is decoded at once; by default the longest utterance that
-        `pipeline` trains on.
+      window_sec: Longest audio that is decoded at once; by default the longest
+        utterance that `pipeline` trains on.
       decode: Finds the words in logits; by default greedily.
 
     Raises:
-      ValueError: window_sec is under a second or too long for a batch.
+      ValueError: window_sec is below one second or too long for a batch.
     """
     if window_sec is None:
       window_sec = pipeline.max_utterance_sec
@@ -125,10 +125,10 @@ class Recognizer:
       *,
       progress: Optional[Callable[[float], None]] = None,
   ) -> Iterator[Recognition]:
-    """Decodes waveforms; yields what was heard in their order.
+    """Transcribes waveforms; yields the transcripts in order.
 
     Args:
-      waveforms: Names, and int16 [N], 16 kHz mono, read as they are needed.
+      waveforms: Names, and int16 [N], 16 kHz mono; read lazily.
       progress: Called with the seconds of audio just decoded.
     """
     for name, num_samples, logits in self.logits(waveforms):
@@ -142,27 +142,27 @@ class Recognizer:
       self, waveforms: Iterable[tuple[str, np.ndarray]]
   ) -> Iterator[tuple[str, int, np.ndarray]]:
     """Yields name, samples and logits float32 [S, V] of each waveform."""
-    # By number: what is being decoded; names may be the same.
+    # By number, because names may repeat.
     lengths, names, found = {}, {}, {}
 
-    def pieces():
+    def windows():
       for number, (name, waveform) in enumerate(waveforms):
         starts = self._starts(len(waveform))
         names[number] = name
         lengths[number] = (len(waveform), len(starts))
-        for place, start in enumerate(starts):
-          piece = waveform[start:]
+        for index, start in enumerate(starts):
+          window = waveform[start:]
           if len(starts) > 1:
-            piece = piece[: self.window_samples]
+            window = window[: self.window_samples]
           yield {
               schema.CLIENT_ID: str(number),
               schema.TRANSCRIPT: '',
-              schema.UTTERANCE_ID: str(place),
-              schema.WAVEFORM: piece,
+              schema.UTTERANCE_ID: str(index),
+              schema.WAVEFORM: window,
           }
 
     dataset = tf.data.Dataset.from_generator(
-        pieces, output_signature=dict(schema.element_spec())
+        windows, output_signature=dict(schema.element_spec())
     )
     next_number = 0
     for batch in self.pipeline.evaluation_batches(dataset):
@@ -174,66 +174,66 @@ class Recognizer:
           logit_lengths.numpy(),
           strict=True,
       )
-      for number, place, row, length in rows:
-        # A copy: the batch's array need not live on.
-        kept = found.setdefault(int(number), {})
-        kept[int(place)] = np.array(row[:length])
+      for number, index, row, length in rows:
+        by_window = found.setdefault(int(number), {})
+        # A copy, so that the batch's array can be freed.
+        by_window[int(index)] = np.array(row[:length])
+      # Batches mix waveforms; each is yielded when all its windows are decoded.
       while next_number in lengths and (
           len(found.get(next_number, ())) == lengths[next_number][1]
       ):
-        parts = found.pop(next_number)
+        by_window = found.pop(next_number)
         num_samples, _ = lengths.pop(next_number)
-        yield names.pop(next_number), num_samples, self._join(parts)
+        yield names.pop(next_number), num_samples, self._join(by_window)
         next_number += 1
 
   def _starts(self, num_samples: int) -> list[int]:
-    """First samples of the windows of a waveform."""
+    """Returns the first sample of each window of a waveform."""
     if num_samples <= self.window_samples:
       return [0]
     hop = self._hop * self._frame_samples
     count = 1 + -(-(num_samples - self.window_samples) // hop)
-    return [hop * place for place in range(count)]
+    return [hop * index for index in range(count)]
 
-  def _join(self, parts: dict[int, np.ndarray]) -> np.ndarray:
-    """The logits of a waveform from those of its windows."""
+  def _join(self, by_window: dict[int, np.ndarray]) -> np.ndarray:
+    """Joins the logits of a waveform's windows, without their margins."""
     joined = []
-    for place in range(len(parts)):
-      first = self._margin if place else 0
-      is_last = place == len(parts) - 1
-      joined.append(
-          parts[place][first : None if is_last else self._hop + self._margin]
-      )
+    for index in range(len(by_window)):
+      first = self._margin if index else 0
+      is_last = index == len(by_window) - 1
+      end = None if is_last else self._hop + self._margin
+      joined.append(by_window[index][first:end])
     return np.concatenate(joined)
 
   def _read(self, logits: np.ndarray) -> tuple[str, list[Word]]:
-    """Text and words of logits [S, V]."""
-    text, heard = self._decode(logits)
+    """Decodes logits [S, V] to text and words with times."""
+    text, words = self._decode(logits)
     frame_sec = self._frame_samples / schema.SAMPLE_RATE_HZ
     return text, [
         Word(word, float(start * frame_sec), float(end * frame_sec))
-        for word, start, end in heard
+        for word, start, end in words
     ]
 
   def _decode_greedily(
       self, logits: np.ndarray
   ) -> tuple[str, list[tuple[str, int, int]]]:
-    """A `Decode`: as the evaluation does it."""
-    tokens, is_heard = ctc.greedy_tokens(
+    """Decodes greedily, as the evaluation does."""
+    tokens, is_emitted = ctc.greedy_tokens(
         tf.constant(logits[np.newaxis]), tf.constant([len(logits)])
     )
-    frames = np.flatnonzero(is_heard[0].numpy())
+    frames = np.flatnonzero(is_emitted[0].numpy())
     texts = self.pipeline.tokenizer.texts(tokens[0].numpy()[frames])
-    # The frame of each character.
+    # A sentence piece has several characters: repeat its frame for each.
     frames = np.repeat(frames, [len(each) for each in texts])
     text = ''.join(texts)
-    heard, start = [], None
-    for place, character in enumerate(text + ' '):
+    words, start = [], None
+    for index, character in enumerate(text + ' '):
       if character != ' ':
-        start = place if start is None else start
+        start = index if start is None else start
       elif start is not None:
-        heard.append((text[start:place], frames[start], frames[place - 1] + 1))
+        words.append((text[start:index], frames[start], frames[index - 1] + 1))
         start = None
-    return text.strip(), heard
+    return text.strip(), words
 
 
 def load(
@@ -243,13 +243,13 @@ def load(
     window_sec: Optional[float] = None,
     language_model: Optional[language_model_lib.LanguageModel] = None,
 ) -> Recognizer:
-  """Makes a recognizer of a run that has ended.
+  """Loads the recognizer of a run that has ended.
 
   Args:
     run: The run's folder.
     trust_code: See `model_spec.read`.
     window_sec: See `Recognizer`.
-    language_model: Decodes by beam search with this; None: greedily.
+    language_model: For beam search; None decodes greedily.
 
   Raises:
     ValueError: As `model_spec.read`, `run_dir.read_model`, `Recognizer` and
@@ -275,7 +275,7 @@ def load(
 
 
 def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:
-  """Feature frames from one output frame to the next."""
+  """Returns the number of feature frames per output frame."""
   lengths = np.asarray(output_lengths(tf.range(1000, 1100)))
   strides = np.unique(np.diff(np.flatnonzero(np.diff(lengths)))).tolist()
   if len(strides) != 1:

@@ -1,4 +1,4 @@
-"""Audio files and folders of them to text, JSON or SRT subtitles."""
+"""Transcribes audio files and folders to text, JSON or SRT subtitles."""
 
 from collections.abc import Iterator, Sequence
 import json
@@ -16,7 +16,7 @@ from tff_asr.recognition import recognizer as recognizer_lib
 
 FORMATS = ('text', 'json', 'srt')
 
-# What bears one of these and cannot be read is an error, also in a folder.
+# A file in a folder that has one of these and cannot be read is an error.
 _SUFFIXES = (
     '.aac', '.aif', '.aiff', '.amr', '.au', '.caf', '.flac', '.gsm', '.m4a',
     '.mp3', '.oga', '.ogg', '.opus', '.snd', '.sph', '.w64', '.wav', '.webm',
@@ -33,9 +33,9 @@ class Source(NamedTuple):
   """A file to transcribe.
 
   Attributes:
-    path: Where it is.
-    stem: Its name without ending, below the folder given.
-    is_given: Whether it was named itself, and not its folder.
+    path: Its path.
+    stem: Its path without ending, relative to the folder given.
+    is_given: Whether the file was given, and not its folder.
   """
 
   path: str
@@ -53,28 +53,28 @@ def transcribe(
   """Transcribes audio files.
 
   Args:
-    paths: Files, and folders of which every file is taken that holds audio, by
-      its content (`data.audio`); a warning names the others.
-    recognizer: What hears.
-    output_format: 'text' (of several files a line each: the path, a tab and the
-      text), 'json' (a list of objects: file, seconds, text, and words with
-      start_sec and end_sec) or 'srt'.
-    output_dir: Gets a file for each audio file, in folders as they lie in the
-      folder given; existing ones are replaced. None: the text is returned.
+    paths: Files, and folders whose audio files are transcribed, recognised by
+      content (`data.audio`); a warning names the others.
+    recognizer: The model.
+    output_format: 'text' (for several files one line each: path, tab and text),
+      'json' (a list of objects: file, seconds, text, and words with start_sec
+      and end_sec) or 'srt'.
+    output_dir: Receives one file per audio file, in the same subfolders;
+      existing ones are replaced. None: the text is returned.
 
   Returns:
     The text, or None with an output_dir.
 
   Raises:
-    ValueError: A path is missing, a folder holds no audio, or an argument is
-      wrong; nothing is transcribed.
-    Unreadable: Files could not be read; all others are transcribed.
+    ValueError: A path does not exist, a folder contains no audio, or an
+      argument is wrong; nothing is transcribed.
+    UnreadableError: Files could not be read; all others are transcribed.
   """
   checks.one_of(FORMATS, output_format=output_format)
   sources = find(paths)
   if output_dir is None and output_format == 'srt' and len(sources) > 1:
     raise ValueError(
-        f'{len(sources)} files are one SRT each: say where with --output_dir.'
+        f'{len(sources)} files need one SRT each: give an --output_dir.'
     )
   if output_dir is not None:
     checks.output_folders(output_dir=output_dir)
@@ -85,37 +85,39 @@ def transcribe(
   with progress_lib.Progress(
       description='transcribe', total=len(sources), unit='file'
   ) as progress:
-    for heard in recognizer(_waveforms(sources, errors, others)):
+    for recognition in recognizer(_waveforms(sources, errors, others)):
       progress.update()
       if output_dir is None:
-        done.append(heard)
+        done.append(recognition)
       else:
         path = os.path.join(
-            output_dir, stems[heard.name] + _ENDINGS[output_format]
+            output_dir, stems[recognition.name] + _ENDINGS[output_format]
         )
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        files.write_text(path, render([heard], output_format=output_format))
+        files.write_text(
+            path, render([recognition], output_format=output_format)
+        )
   if others:
     shown = ', '.join(others[:5]) + (', ...' if len(others) > 5 else '')
     if len(others) == len(sources):
-      raise ValueError(f'There is no audio in {shown}.')
+      raise ValueError(f'No audio in {shown}.')
     logging.warning(
-        'Left out %d of %d files in folders, which hold no audio: %s.',
+        'Left out %d of %d files in folders, which contain no audio: %s.',
         len(others), len(sources), shown,
     )
   text = None
   if output_dir is None and (done or not errors):
     text = render(done, output_format=output_format, named=len(sources) > 1)
   if errors:
-    raise Unreadable(text, errors)
+    raise UnreadableError(text, errors)
   return text
 
 
-class Unreadable(checks.Problems):
+class UnreadableError(checks.Problems):
   """Files that could not be read; all others were transcribed.
 
   Attributes:
-    text: What `transcribe` would have returned of the others.
+    text: The text that `transcribe` would have returned for the others.
   """
 
   def __init__(self, text: Optional[str], errors: Sequence[Exception]):
@@ -124,7 +126,7 @@ class Unreadable(checks.Problems):
 
 
 def find(paths: Sequence[str]) -> list[Source]:
-  """The files among paths and in folders among them, sorted in each.
+  """Lists files, and the files in folders, sorted within each folder.
 
   Hidden files in folders are left out.
 
@@ -145,7 +147,7 @@ def find(paths: Sequence[str]) -> list[Source]:
           for each in inside
       ]
       if not sources:
-        errors.append(ValueError(f'{path} holds no file.'))
+        errors.append(ValueError(f'{path} contains no file.'))
     elif os.path.exists(path):
       stem = os.path.splitext(os.path.basename(path))[0]
       sources = [Source(path, stem, True)]
@@ -160,21 +162,21 @@ def find(paths: Sequence[str]) -> list[Source]:
 
 
 def _stem(name: str) -> str:
-  """A file's name without the ending of audio: notes beside it keep theirs."""
+  """Removes the ending of an audio file; other files keep theirs."""
   stem, ending = os.path.splitext(name)
   return stem if ending.lower() in _SUFFIXES else name
 
 
 def render(
-    heard: Sequence[recognizer_lib.Recognition],
+    recognitions: Sequence[recognizer_lib.Recognition],
     *,
     output_format: str,
     named: bool = False,
 ) -> str:
-  """Renders what was heard, as text that ends with a new line.
+  """Renders transcripts, as text that ends with a newline.
 
   Args:
-    heard: What was heard in one file, or in several.
+    recognitions: The transcripts of one or several files.
     output_format: As in `transcribe`; SRT takes one file.
     named: Whether lines of text begin with the file's path.
   """
@@ -194,27 +196,27 @@ def render(
                 for word in each.words
             ],
         }
-        for each in heard
+        for each in recognitions
     ]
     return json.dumps(values, indent=1, ensure_ascii=False) + '\n'
   if output_format == 'srt':
-    (only,) = heard
+    (only,) = recognitions
     return _srt(only.words)
   return ''.join(
       f'{each.name}\t{each.text}\n' if named else f'{each.text}\n'
-      for each in heard
+      for each in recognitions
   )
 
 
 def _waveforms(
     sources: Sequence[Source], errors: list[Exception], others: list[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Names and waveforms of the files that can be read.
+  """Yields names and waveforms of the files that can be read.
 
   Args:
     sources: All files.
-    errors: Gets those of files that were given, or bear the name of audio.
-    others: Gets the paths of other files that hold no audio.
+    errors: Receives the errors of files that were given, or are named as audio.
+    others: Receives the paths of other files, which contain no audio.
   """
   for source in sources:
     try:
@@ -227,7 +229,7 @@ def _waveforms(
 
 
 def _check_stems(sources: Sequence[Source]) -> None:
-  """Raises ValueError where two files would have one transcript."""
+  """Raises ValueError if two files would be written to one transcript."""
   by_stem = {}
   for source in sources:
     other = by_stem.setdefault(source.stem, source)
@@ -239,10 +241,10 @@ def _check_stems(sources: Sequence[Source]) -> None:
 
 
 def _srt(words: Sequence[recognizer_lib.Word]) -> str:
-  """Words as numbered subtitles."""
+  """Formats words as numbered subtitles."""
   cues = []
   for word in words:
-    if cues and _goes_on(cues[-1], word):
+    if cues and _belongs_to(cues[-1], word):
       cues[-1].append(word)
     else:
       cues.append([word])
@@ -254,10 +256,10 @@ def _srt(words: Sequence[recognizer_lib.Word]) -> str:
   return '\n'.join(blocks)
 
 
-def _goes_on(
+def _belongs_to(
     cue: Sequence[recognizer_lib.Word], word: recognizer_lib.Word
 ) -> bool:
-  """True if a word belongs to a subtitle that has begun."""
+  """Returns whether a word belongs to the last subtitle."""
   characters = sum(len(each.text) + 1 for each in cue) + len(word.text)
   return (
       word.start_sec - cue[-1].end_sec <= _PAUSE_SEC
@@ -267,7 +269,7 @@ def _goes_on(
 
 
 def _time(seconds: float) -> str:
-  """As SRT has it: 01:02:03,456."""
+  """Formats a time as SRT does: 01:02:03,456."""
   milliseconds = round(1000 * seconds)
   minutes, milliseconds = divmod(milliseconds, 60_000)
   hours, minutes = divmod(minutes, 60)

@@ -13,7 +13,7 @@ A server of Python's own library, for the person at this computer:
     GET  /            the page
     GET  /runs        {max_bytes, max_sec, runs: [`describe`]}
     POST /transcribe?reference=TEXT, an audio file
-                      {seconds, hypotheses: [`compare`]}, one per run; or {error}
+                      {seconds, hypotheses: [`compare`]} or {error}
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -201,7 +201,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       if self.command == 'POST' and (
           self.headers.get('Origin') != f'http://{host}'
       ):
-        raise _Refused(http.HTTPStatus.FORBIDDEN, 'Requests must come from the page itself.')
+        raise _Refused(
+            http.HTTPStatus.FORBIDDEN,
+            'Requests must come from the page itself.',
+        )
       path = _split(self.path).path
       if path not in answers:
         raise _Refused(http.HTTPStatus.NOT_FOUND, 'Not found.')
@@ -227,7 +230,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _transcribe(self) -> None:
     size = self.headers.get('Content-Length', '')
     if not size.isdecimal() or 'Transfer-Encoding' in self.headers:
-      raise _Refused(http.HTTPStatus.LENGTH_REQUIRED, 'The Content-Length is missing.')
+      raise _Refused(
+          http.HTTPStatus.LENGTH_REQUIRED, 'The Content-Length is missing.'
+      )
     if len(size) > len(str(MAX_BYTES)) or int(size) > MAX_BYTES:
       raise _Refused(
           http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -1,8 +1,14 @@
-"""Tokens: text to ids and back, by characters or by sentence pieces.
+"""Maps text to token ids and back, by characters or by sentence pieces.
 
-The CTC blank is the last id and writes nothing. Encoding runs in the graph,
-through tensorflow-text. Its op for characters is a core TensorFlow op, which
-every execution context can run; that for sentence pieces is its own, which
+    >>> tokenizer = CharTokenizer('ab ')
+    >>> tokenizer.encode(tf.constant(['ab a'])).to_list()
+    [[0, 1, 2, 0]]
+    >>> tokenizer.decode([0, 1, 2, 0])
+    'ab a'
+
+The CTC blank is the last id and stands for no text. Encoding runs in the graph,
+through tensorflow-text. Characters use a core TensorFlow op, which every
+execution context can run; sentence pieces use an op of tensorflow-text, which
 TFF's native runtime lacks.
 
   B: batch size. U: label length. V: vocabulary with blank.
@@ -22,15 +28,15 @@ import tensorflow_text as tf_text
 
 from tff_asr import checks
 
+# Characters of every language.
 PUNCTUATION = " '-"
-"""Space, apostrophe and hyphen are characters of every language."""
 
 _LATIN = string.ascii_lowercase
-# French and German share one set, which the published code uses for all three
-# languages, so that a model can be carried from one to the other.
+# French and German share one set, as in the published code, so that a model of
+# one language can be fine-tuned on the other.
 _ALL = _LATIN + 'öäüßàâæçéèêëîïôœùûÿ'
+# Letters of the published recipes (https://arxiv.org/abs/2310.00098).
 LETTERS = {'en': _LATIN, 'de': _ALL, 'fr': _ALL}
-"""Letters of the published recipes (https://arxiv.org/abs/2310.00098)."""
 
 ENGLISH = f" '{_LATIN}-"
 
@@ -39,8 +45,8 @@ UNKNOWN_SOURCE = (
     'would depend on private data, which is NOT COVERED'
 )
 
+# SentencePiece's symbol for a space.
 _SPACE = '\u2581'
-"""What SentencePiece writes for a space."""
 _UNKNOWN = '<unk>'
 _MAX_SCORE = 1e5
 
@@ -49,10 +55,10 @@ class Tokenizer(abc.ABC):
   """Maps texts to ids 0 .. V - 2; V - 1 is the blank.
 
   Attributes:
-    tokens: What each id but the blank writes.
-    characters: Those of which every text can be written.
-    identity: Tells the tokens from others; kept with a model.
-    source: Where the tokens come from, for the privacy statement.
+    tokens: The text of each id except the blank.
+    characters: The characters of texts that can be encoded.
+    identity: Identifies the vocabulary; stored with a model.
+    source: Where the tokens come from, for the privacy report.
   """
 
   tokens: tuple[str, ...]
@@ -62,7 +68,7 @@ class Tokenizer(abc.ABC):
 
   @property
   def vocab_size(self) -> int:
-    """V: tokens and the blank, whose id is V - 1."""
+    """Returns V: the number of tokens and the blank, whose id is V - 1."""
     return len(self.tokens) + 1
 
   @abc.abstractmethod
@@ -73,8 +79,8 @@ class Tokenizer(abc.ABC):
       transcripts: string [B], UTF-8.
 
     Returns:
-      int32 [B, (U)] ids; -1 where a character is none of `characters` (check
-      the corpus beforehand with `missing`).
+      int32 [B, (U)] ids; -1 for a character that is not in `characters`
+      (`missing` checks a corpus).
     """
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -86,7 +92,7 @@ class Tokenizer(abc.ABC):
     return ''.join(self.texts(ids))
 
   def texts(self, ids: Iterable[int]) -> list[str]:
-    """What each id writes; raises as `decode`."""
+    """Returns the text of each id; raises as `decode`."""
     texts = []
     for token in ids:
       if not 0 <= token < len(self.tokens):
@@ -97,12 +103,12 @@ class Tokenizer(abc.ABC):
     return texts
 
   def missing(self, characters: Sequence[str]) -> list[str]:
-    """Returns the characters that cannot be written, sorted."""
+    """Returns the characters that cannot be encoded, sorted."""
     return sorted(set(characters) - set(self.characters))
 
 
 class CharTokenizer(Tokenizer):
-  """A token for each character."""
+  """Has one token for each character."""
 
   def __init__(
       self,
@@ -114,14 +120,14 @@ class CharTokenizer(Tokenizer):
     """Creates a tokenizer.
 
     Args:
-      characters: Each character once; its place is its id.
+      characters: Each character once; its index is its id.
       boundary: A character to encode before and after every transcript, as the
         published code does with a space, or '' for none.
       source: See `Tokenizer`.
 
     Raises:
-      ValueError: No character, one of them twice, a control character, or
-        another boundary.
+      ValueError: There are no characters, duplicates or control characters, or
+        the boundary is not one of them.
     """
     if not characters:
       raise ValueError('characters must name at least one character.')
@@ -145,8 +151,8 @@ class CharTokenizer(Tokenizer):
   def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:
     """See base class; an empty transcript gets no boundaries."""
     if self._boundary:
-      spelt = tf.strings.join([self._boundary, transcripts, self._boundary])
-      transcripts = tf.where(tf.equal(transcripts, ''), '', spelt)
+      enclosed = tf.strings.join([self._boundary, transcripts, self._boundary])
+      transcripts = tf.where(tf.equal(transcripts, ''), '', enclosed)
     codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcripts)
     table = tf.constant(self._id_of_codepoint)
     size = len(self._id_of_codepoint)
@@ -156,11 +162,12 @@ class CharTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(Tokenizer):
-  """Pieces of words, of a unigram model (https://arxiv.org/abs/1804.10959).
+  """Sentence pieces of a unigram model (https://arxiv.org/abs/1804.10959).
 
-  A text becomes the pieces with the largest sum of scores, by tensorflow-text's
-  `SentencepieceTokenizer`. White space is a single space, which belongs to the
-  piece after it; the first word has one, too. Text is not normalised.
+  A text is split into the pieces with the largest sum of scores, by
+  tensorflow-text's `SentencepieceTokenizer`. White space becomes a single
+  space, which belongs to the piece after it; the first word gets one, too. Text
+  is not normalised.
   """
 
   def __init__(
@@ -169,15 +176,15 @@ class SentencePieceTokenizer(Tokenizer):
     """Creates a tokenizer.
 
     Args:
-      pieces: Scores (log probabilities); `data_tools.sentence_pieces` trains
-        them. Ids follow the sorted pieces, so that their order here does not
-        matter. A space is U+2581, and a piece of its own, as is each character
-        of the others.
+      pieces: Scores (log probabilities) by piece; `data_tools.sentence_pieces`
+        trains them. Ids follow the sorted pieces, so their order does not
+        matter. U+2581 stands for a space. It must be a piece, and so must each
+        character of the other pieces.
       source: See `Tokenizer`.
 
     Raises:
-      ValueError: A piece is no text, empty or has a space; its score is no
-        number; a character is no piece, or a control character.
+      ValueError: A piece is empty, not a str, or has a space; its score is not
+        a number; a character is not a piece, or is a control character.
     """
     for piece, score in pieces.items():
       if not isinstance(piece, str) or piece in ('', _UNKNOWN) or ' ' in piece:
@@ -203,9 +210,9 @@ class SentencePieceTokenizer(Tokenizer):
 
   def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:
     """See base class."""
-    # Made here, so that the model is in the graph that is being built.
+    # Created here, so that the model is in the graph being built.
     ids = tf_text.SentencepieceTokenizer(self._model).tokenize(transcripts)
-    # The first one of the model is the unknown one.
+    # Piece 0 of the model is the unknown one, which has no id here.
     return ids.with_flat_values(ids.flat_values - 1)
 
 
@@ -233,18 +240,16 @@ def for_language(language: str, *, boundary: str = '') -> CharTokenizer:
 
 def _check_control(characters: Iterable[str], *, of: str) -> None:
   """Raises ValueError for control characters."""
-  # What a model hears is printed, and these would steer the terminal.
+  # Transcripts are printed, and control characters would steer the terminal.
   control = sorted({c for c in characters if unicodedata.category(c) == 'Cc'})
   if control:
     raise ValueError(f'{of} has control characters: {control}.')
 
 
 def _unigram_model(pieces: Mapping[str, float]) -> bytes:
-  """Serialized `ModelProto` of SentencePiece: what is unknown, and pieces.
-
-  Written here, so that a run's tokens are plain data: a whole model of a
-  stranger would have tables for normalising, which are not checked when read.
-  """
+  """Serializes a `ModelProto` of SentencePiece from its pieces."""
+  # Serialized here, so that a run's tokens are plain data. A whole model file
+  # has tables for normalisation, which SentencePiece does not check.
   sized = lambda tag, data: bytes([tag]) + _varint(len(data)) + data
   entry = lambda text, score, kind: sized(
       0x0A,
@@ -258,6 +263,6 @@ def _unigram_model(pieces: Mapping[str, float]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-  """A length as protocol buffers have it."""
+  """Encodes a length as protocol buffers do."""
   low, rest = number & 0x7F, number >> 7
   return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
