@@ -120,7 +120,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
     },
     # What is read from runs' folders: pages, tables, cards.
-    {'reports': ('google.protobuf', 'matplotlib', 'numpy', 'tensorflow')},
+    {'reports': ('matplotlib', 'numpy', 'tensorflow')},
 )
 
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,
