@@ -181,11 +181,11 @@ def _queries() -> dict[str, dict[str, str]]:
       ('BLT', strategies.optimize(num_rounds=8, min_sep=2)),
       ('banded', strategies.optimize_banded(num_rounds=8, num_bands=2)),
   ):
-    found[f'query, {name}'] = _sums(correlated_noise.CorrelatedSumQuery(
+    found[f'query, {name}'] = _sums(queries.PerLayerClipSumQuery(
         specs,
         l2_norm_clip=1.0,
         noise_multiplier=0.7,
-        correlation=correlated_noise.Correlation(
+        noise=correlated_noise.CorrelatedNoise(
             strategy=strategy, min_sep=2
         ),
     ))

@@ -227,18 +227,13 @@ class _BareRound:
     num_clients = len(clients.client_ids)
     self._weights = self._steps.weights
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._weights)
-    query = queries.MeanQuery(
-        workload_lib.build_query()(specs), float(num_clients)
-    )
+    query = workload_lib.build_query()(specs)
     # Tensors from the start, so that the functions are traced once.
     state = query.initial_global_state()
-    keyed = queries.set_noise_key(state.numerator_state, keys.draw())
+    keyed = queries.set_noise_key(state, keys.draw())
     self._query_state, self._optimizer_state = tf.nest.map_structure(
         tf.convert_to_tensor,
-        (
-            state._replace(numerator_state=keyed),
-            optimizer.initialize(specs),
-        ),
+        (keyed, optimizer.initialize(specs)),
     )
 
     @tf.function(autograph=False)
@@ -250,7 +245,8 @@ class _BareRound:
 
     @tf.function(autograph=False)
     def finish(total, query_state, optimizer_state, weights):
-      mean, query_state, _ = query.get_noised_result(total, query_state)
+      noised, query_state, _ = query.get_noised_result(total, query_state)
+      mean = queries.mean(noised, num_clients)
       return query_state, *optimizer.next(optimizer_state, weights, mean)
 
     self._zeros = query.initial_sample_state(self._weights)

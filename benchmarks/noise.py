@@ -192,7 +192,7 @@ def _write_distributed(all_bits: list[int]) -> None:
       started = time.process_time()
       total = total + encode(update, tf.constant(client, tf.int64))
       cpu_seconds.append(time.process_time() - started)
-    (found,) = query.decode(
+    (found,), _ = query.decode(
         total % query.modulus,
         num_clients=tf.constant(_NUM_CLIENTS.value),
         global_state=state,
@@ -318,9 +318,9 @@ def _build_mechanism(name: str, specs: Any) -> _Mechanism:
       strategy = strategies.optimize_banded(
           num_rounds=_NUM_ROUNDS, num_bands=separation
       )
-    query = correlated_noise.CorrelatedSumQuery(
+    query = queries.PerLayerClipSumQuery(
         specs,
-        correlation=correlated_noise.Correlation(
+        noise=correlated_noise.CorrelatedNoise(
             strategy=strategy, min_sep=separation
         ),
         **settings,

@@ -32,7 +32,7 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import clipping
-from tff_asr.privacy import queries
+from tff_asr.privacy import grid_clipper
 from tff_asr.recognition import model_spec
 from tff_asr.reports import plots
 from tff_asr.reports import tables
@@ -258,7 +258,7 @@ def _adder(
   @tf.function(autograph=False)
   def add(sums, counts, delta):
     tensors = tf.nest.flatten(delta)
-    squares = [queries.squared_norm(tensor) for tensor in tensors]
+    squares = [grid_clipper.squared_norm(tensor) for tensor in tensors]
     new_sums, new_counts = [tf.nest.map_structure(tf.add, sums[0], delta)], []
     for setting, total, count in zip(_SETTINGS, sums[1:], counts, strict=True):
       clip = tf.constant(setting.clip * median, tf.float64)

@@ -20,7 +20,6 @@ from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import schedules
 from tff_asr.privacy import clipping
-from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 from tff_asr.programs import central
 from tff_asr.programs import evaluation
@@ -104,7 +103,7 @@ class PublishedBuildTest(parameterized.TestCase):
     path = 'gin/experiments/cv_en_dp_from_ls.gin'
     specs = weights_lib.tensor_specs(_part(ctc.build, path)().specs)
     query = config.bind(
-        partial_query.PartialNoiseQuery,
+        queries.PerLayerClipSumQuery,
         gin_files=[path, 'gin/privacy/partial_noise.gin'],
         gin_params=[setting, 'NOISE_MULTIPLIER = 0.003072'],
     )(record_specs=specs)
@@ -174,14 +173,13 @@ class PublishedStepTest(parameterized.TestCase):
     def step(weights, batch):
       gradient, loss = loss_gradients(weights, batch)
       if is_private:
-        query = queries.MeanQuery(
-            _part(queries.PerLayerClipSumQuery, path)(record_specs=specs), 1.0
-        )
+        query = _part(queries.PerLayerClipSumQuery, path)(record_specs=specs)
         state = query.initial_global_state()
         clipped = query.preprocess_record(
             query.derive_sample_params(state), gradient
         )
-        gradient, _, _ = query.get_noised_result(clipped, state)
+        noised, _, _ = query.get_noised_result(clipped, state)
+        gradient = queries.mean(noised, 1.0)
       state = optimizer.initialize(specs)
       _, moved = optimizer.next(state, weights, gradient)
       return moved, state, loss

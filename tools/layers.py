@@ -49,7 +49,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'aggregators': (
             'dp_accounting',
-            'google.protobuf',
             'numpy',
             'tensorflow',
             'tensorflow_federated',

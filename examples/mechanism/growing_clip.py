@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tff_asr.privacy import grid_clipper
 from tff_asr.privacy import queries
 
 
@@ -22,6 +23,8 @@ class GrowingClipQuery(queries.PerLayerClipSumQuery):
         sample_state, global_state
     )
     clip = tf.clip_by_value(
-        state.l2_norm_clip * self._growth, queries.MIN_CLIP, queries.MAX_CLIP
+        state.l2_norm_clip * self._growth,
+        grid_clipper.MIN_CLIP,
+        grid_clipper.MAX_CLIP,
     )
     return result, state._replace(l2_norm_clip=clip), event

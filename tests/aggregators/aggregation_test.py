@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import os
 from unittest import mock
 
 from absl.testing import parameterized
@@ -76,7 +75,7 @@ class AggregationTest(parameterized.TestCase):
       np.testing.assert_allclose(output.result['a'], a, rtol=1e-6, atol=1e-7)
       np.testing.assert_allclose(output.result['b'], b, rtol=1e-6)
       state = output.state
-      self.assertEqual(state.query_state.numerator_state.counter, number)
+      self.assertEqual(state.query_state.counter, number)
     self.assertIn('not_private', output.measurements)
 
   def test_tffs_dp_noise_is_not_accounted_for(self):
@@ -93,20 +92,8 @@ class AggregationTest(parameterized.TestCase):
     output = process.next(state, _VALUES, _WEIGHTS)
     self.assertNotEqual(output.result['b'], 0)
     np.testing.assert_array_equal(
-        output.state.query_state.numerator_state.noise_key, key
+        output.state.query_state.noise_key, key
     )
-
-  def test_what_protobuf_cannot_parse_says_how_it_can(self):
-    if os.environ.get('PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION') == 'python':
-      self.skipTest('protobuf is in Python, which parses it.')
-    with self.assertRaisesRegex(
-        ValueError, 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python'
-    ):
-      _create(
-          tff.learning.ddp_secure_aggregator(
-              noise_multiplier=1e-3, expected_clients_per_round=5
-          )
-      )
 
   def test_what_accounts_for_itself_is_left_alone_and_built_once(self):
     build_query = mock.Mock(wraps=_build_query)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
-from tff_asr.aggregators import distributed_mean
+from tff_asr.aggregators import dp_mean
 from tff_asr.aggregators import aggregation
 from tff_asr.execution import multi_device
 from tff_asr.privacy import clipping as clipping_lib
@@ -32,7 +32,7 @@ def _factory(*, cohort_size=4, noise_multiplier=0.7):
       bits=17,
       clipping=clipping_lib.Clipping(split='dim'),
   )
-  return distributed_mean.DistributedMean(
+  return dp_mean.build_distributed(
       build_query=build_query, cohort_size=cohort_size
   )
 
@@ -92,7 +92,7 @@ class DistributedMeanTest(parameterized.TestCase):
     self.assertEqual(str(parameter.number.member), 'int64')
     self.assertEqual(str(result.result.member), str(_VALUE_TYPE))
     self.assertEqual(str(result.result.placement), 'SERVER')
-    query_state = parameter.state.member.query_state.numerator_state
+    query_state = parameter.state.member.query_state
     self.assertEqual(str(query_state.noise_key), 'int32[8]')
 
   def test_updates_reach_the_server_in_a_modular_sum_only(self):
@@ -162,7 +162,7 @@ class DistributedMeanTest(parameterized.TestCase):
       self.assertEqual(event.noise_multiplier, np.float32(0.7))
       self.assertEqual((event.num_clients, event.min_clients), (4, 3))
       self.assertEqual(
-          output.state.query_state.numerator_state.counter, number
+          output.state.query_state.counter, number
       )
 
   def test_a_round_costs_what_it_drew_whatever_its_state_says(self):

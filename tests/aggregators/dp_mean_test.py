@@ -17,7 +17,6 @@ from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
-from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
 
@@ -31,21 +30,21 @@ _WEIGHT_TYPE = tff.TensorType(np.float32)
 
 _STATE = """
   query_state=<
-    numerator_state=<
-      l2_norm_clip=float32,
-      noise_multiplier=float32,
-      noise_key=int32[8],
-      counter=int64
-    >,
-    denominator=float32
+    l2_norm_clip=float32,
+    noise_multiplier=float32,
+    noise_key=int32[8],
+    counter=int64,
+    layer_clips=<>,
+    output_scale=<>,
+    buf_decay=<>,
+    buffers=<>
   >,
-  agg_state=<>,
   dp_event=<
     module_name=str,
     class_name=str,
     noise_multiplier=float32
   >,
-  is_init_state=bool
+  inner=<>
 """
 _NEXT = f"""
 (<
@@ -92,10 +91,10 @@ _NEXT = f"""
 
 _QUERIES = mechanisms.QUERIES | dict(
     partial=mechanisms.build(
-        partial_query.PartialNoiseQuery, clip=1.5, multiplier=2.0, noised=['a']
+        clip=1.5, multiplier=2.0, noised_layers=['a']
     ),
 )
-_BLT = mechanisms.CORRELATION.strategy
+_BLT = mechanisms.CORRELATED.strategy
 _CORRELATED = strategies.CorrelatedGaussianDpEvent(
     2.0, 3, np.array(_BLT.output_scale), np.array(_BLT.buf_decay)
 )
@@ -217,8 +216,6 @@ class ExecutionTest(parameterized.TestCase):
       result, new_state, _ = query.get_noised_result(total, query_state)
       return result, new_state, query.derive_metrics(query_state)
 
-    # What `initialize` traced is no round.
-    self.assertTrue(state.is_init_state)
     for round_num in range(5):
       values = [_value(0.1, 0.2, 0.3 * round_num), _value(3, 4, 5)]
       output = process.next(state, values, [1.0] * 2)
@@ -236,9 +233,8 @@ class ExecutionTest(parameterized.TestCase):
       )
       state = output.state
       self.assertEqual(
-          int(state.query_state.numerator_state.counter), round_num + 1
+          int(state.query_state.counter), round_num + 1
       )
-      self.assertFalse(state.is_init_state)
       event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
       self.assertEqual(
           _numbers(event),

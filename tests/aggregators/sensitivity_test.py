@@ -48,7 +48,7 @@ _ADAPTIVE = {
     'adaptive_modules': {},
     # Correlated noise has a grid of its own: C / g is a power of two.
     'adaptive_correlated': dict(
-        noise_multiplier=1.0, correlation=mechanisms.CORRELATION
+        noise_multiplier=1.0, noise=mechanisms.CORRELATED
     ),
 }
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(
@@ -83,24 +83,26 @@ def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
         **settings | _ADAPTIVE[name],
     )
   factory = dp_mean.build(build_query=build_query, cohort_size=_COHORT_SIZE)
-  with mock.patch.object(queries.MeanQuery, 'get_noised_result', _release_sum):
+  with mock.patch.multiple(
+      adaptive_query.AdaptiveClipSumQuery, get_noised_result=_release_sum
+  ), mock.patch.multiple(
+      queries.PerLayerClipSumQuery, get_noised_result=_release_sum
+  ), mock.patch.object(queries, 'mean', lambda total, cohort_size: total):
     return factory.create(_VALUE_TYPE, tff.TensorType(np.float32))
 
 
 def _release_sum(self, sample_state, global_state):
-  """A mean's result, but of the integers that it is a function of."""
-  measured = self._numerator
-  _, *rest = super(queries.MeanQuery, self).get_noised_result(
-      sample_state, global_state
+  """Releases the integers that a noised result is a function of."""
+  return (
+      self.updates_of(sample_state), global_state, self.event(global_state)
   )
-  return measured._query.summed(sample_state.record), *rest
 
 
 def _clip_in_steps(name: str, clip: float) -> fractions.Fraction:
   """C / g of the first round."""
-  if name == 'adaptive_correlated':
+  if name in _ADAPTIVE:
     return fractions.Fraction(2**24)
-  query = _process(name, clip).initialize().query_state.numerator_state
+  query = _process(name, clip).initialize().query_state
   clip = float(query.l2_norm_clip)
   # The grid by hand: a power of two of at most 2^-24 C.
   grid = 2.0 ** (math.frexp(clip * 2.0**-24)[1] - 1)

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 import tensorflow_federated as tff
 
+from tests import fakes
 from tests import reference
 from tff_asr.data import cohorts
 from tff_asr.privacy import keys
@@ -226,6 +227,14 @@ class CohortsTest(parameterized.TestCase):
   def test_a_separation_that_the_clients_do_not_allow_is_refused(self):
     with self.assertRaisesRegex(ValueError, '22 clients make only 4 cohorts'):
       cohorts.min_sep(_ids(22), cohort_size=5, min_sep=5)
+
+  def test_the_largest_min_sep_is_that_of_whole_cohorts(self):
+    data = fakes.client_data({f'c{number:02}': 1 for number in range(11)})
+    self.assertEqual(
+        cohorts.largest_min_sep(client_data=data, cohort_size=2), 5
+    )
+    with self.assertRaisesRegex(ValueError, 'only 11 private clients'):
+      cohorts.largest_min_sep(client_data=data, cohort_size=12)
 
   def test_full_takes_all_clients(self):
     source = cohorts.full(_ids(7)[::-1])

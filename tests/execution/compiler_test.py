@@ -149,8 +149,8 @@ class DrawnAheadTest(parameterized.TestCase):
   @parameterized.parameters(
       queries.PerLayerClipSumQuery,
       functools.partial(
-          correlated_noise.CorrelatedSumQuery,
-          correlation=correlated_noise.Correlation(
+          queries.PerLayerClipSumQuery,
+          noise=correlated_noise.CorrelatedNoise(
               strategy=strategies.optimize(num_rounds=4, min_sep=2),
               min_sep=2,
           ),

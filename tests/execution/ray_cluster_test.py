@@ -31,7 +31,7 @@ import tensorflow_federated as tff
 from tests import seen
 from tests.execution import toys
 from tff_asr.aggregators import aggregation
-from tff_asr.aggregators import distributed_mean
+from tff_asr.aggregators import dp_mean
 from tff_asr.execution import client_round
 from tff_asr.execution import client_trainer
 from tff_asr.execution import multi_device
@@ -238,7 +238,7 @@ class LearningProcessTest(parameterized.TestCase):
 
   def test_devices_draw_their_noise_in_workers(self):
     update = tff.TensorType(np.float32, [30])
-    process = distributed_mean.DistributedMean(
+    process = dp_mean.build_distributed(
         build_query=functools.partial(
             distributed.DistributedSumQuery,
             l2_norm_clip=2.0,

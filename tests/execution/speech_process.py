@@ -88,17 +88,14 @@ def initial_state(
   """The first state, with a fixed noise key."""
   state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(11))
   aggregator = state.aggregator
-  mean_state = aggregator.query_state
-  numerator = mean_state.numerator_state._replace(
+  query_state = aggregator.query_state._replace(
       noise_multiplier=np.float32(noise_multiplier)
   )
   return tff.learning.templates.LearningAlgorithmState(
       global_model_weights=state.global_model_weights,
       distributor=state.distributor,
       client_work=state.client_work,
-      aggregator=aggregator._replace(
-          query_state=mean_state._replace(numerator_state=numerator)
-      ),
+      aggregator=aggregator._replace(query_state=query_state),
       finalizer=state.finalizer,
   )
 

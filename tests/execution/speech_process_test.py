@@ -91,7 +91,7 @@ def _run_devices(num_devices: int, noise_multiplier: float) -> list:
 
 def _leaves(state) -> list[tuple[str, np.ndarray]]:
   """The parts of a learning process's state that change, by name."""
-  aggregator = state.aggregator.query_state.numerator_state
+  aggregator = state.aggregator.query_state
   leaves = [
       ('round_num', state.distributor.round_num),
       ('noise counter', aggregator.counter),

@@ -204,7 +204,7 @@ class ExampleGradientsTest(parameterized.TestCase):
         num_clipped += np.any(part != gradient[name])
         expected[name] = expected[name] + part
     self.assertGreater(num_clipped, 10)
-    grid = float(query.grid(query_state))
+    grid = float(query.grid_step(query_state))
     for name, value in expected.items():
       np.testing.assert_allclose(
           grid * np.asarray(found.records[name]),
@@ -415,7 +415,7 @@ class DpSgdTest(parameterized.TestCase):
     for name, value in _weights(state).items():
       self.assertEqual(value.tobytes(), _weights(resumed)[name].tobytes(), name)
     self.assertEqual(int(resumed.distributor.round_num), 2)
-    query_state = resumed.aggregator.query_state.numerator_state
+    query_state = resumed.aggregator.query_state
     self.assertEqual(int(query_state.counter), 2)
 
   def test_the_state_tells_the_event_and_what_is_frozen(self):

@@ -19,7 +19,7 @@ from tests import fakes
 from tests import reference
 from tests.learning import federated_twin
 from tests.learning import tiny
-from tff_asr.aggregators import distributed_mean
+from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.execution import client_round
@@ -118,7 +118,7 @@ def _distributed(claimed: str) -> tff.learning.templates.LearningProcess:
         )
     )
   return _build(
-      aggregator=distributed_mean.DistributedMean(
+      aggregator=dp_mean.build_distributed(
           build_query=functools.partial(
               distributed.DistributedSumQuery,
               l2_norm_clip=1.0,
@@ -528,7 +528,7 @@ class ProcessTest(cases.TestCase):
 
   def test_a_client_twice_in_a_cohort_draws_no_noise_twice(self):
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'names a client twice'
+        tf.errors.InvalidArgumentError, 'appears twice in the cohort'
     ):
       _distributed_round(['ann', 'bob', 'ann'])
 

@@ -44,22 +44,17 @@ def _residuals(name: str) -> np.ndarray:
   """
   clip = 2.0  # As is z C / n, with n = 2.
   specs = [tf.TensorSpec([_SIZE])]
-  query = queries.MeanQuery(
-      queries.PerLayerClipSumQuery(
-          specs, l2_norm_clip=clip, noise_multiplier=1.0
-      ),
-      2.0,
+  query = queries.PerLayerClipSumQuery(
+      specs, l2_norm_clip=clip, noise_multiplier=1.0
   )
-  state = query.initial_global_state()
-  state = state._replace(
-      numerator_state=queries.set_noise_key(
-          state.numerator_state, keys.from_seed(3)
-      )
+  state = queries.set_noise_key(
+      query.initial_global_state(), keys.from_seed(3)
   )
   record = query.preprocess_record(
       query.derive_sample_params(state), [tf.ones([_SIZE])]
   )
-  mean, _, _ = query.get_noised_result(record, state)
+  noised, _, _ = query.get_noised_result(record, state)
+  mean = queries.mean(noised, 2.0)
   if name == 'mean':
     found = np.asarray(mean[0], np.float64)
   else:

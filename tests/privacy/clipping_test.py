@@ -154,7 +154,7 @@ class DivideTest(parameterized.TestCase):
   def test_patterns_must_find_layers_that_no_other_finds(self):
     for pattern, message in (
         ('z', "'z' is found in none of the 2"),
-        ('(', r"weights: '\(' is no regular expression"),
+        ('(', r"weights: '\(' is not a regular expression"),
         ('b$', "ab is found by 'b\\$' and by another"),
     ):
       with self.assertRaisesRegex(ValueError, message):

@@ -7,7 +7,6 @@ import collections
 import functools
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import scipy.stats
@@ -32,11 +31,11 @@ _BANDED = strategies.optimize_banded(num_rounds=20, num_bands=4)
 
 
 def _query(*, specs=None, clip=0.5, multiplier=2.0, strategy=_BLT, apart=5):
-  return correlated_noise.CorrelatedSumQuery(
+  return queries.PerLayerClipSumQuery(
       _SPECS if specs is None else specs,
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
-      correlation=correlated_noise.Correlation(
+      noise=correlated_noise.CorrelatedNoise(
           strategy=strategy, min_sep=apart
       ),
   )
@@ -60,7 +59,7 @@ def _drawn(query, round_num):
       [spec.shape for spec in _SPECS.values()],
       key=state.noise_key,
       release=tf.constant(round_num, tf.int64),
-      stddev=32 * query._stddev(state),
+      stddev=32 * query._stddev_in_steps(state),
   ))
   return [int(x) for x in fakes.flat(drawn)]
 
@@ -83,25 +82,14 @@ def _rounds(query, count, *, state=None, specs=None):
   return noises, state
 
 
-class LargestSeparationTest(absltest.TestCase):
-
-  def test_whole_cohorts_of_the_clients(self):
-    data = fakes.client_data({f'c{number:02}': 1 for number in range(11)})
-    self.assertEqual(
-        correlated_noise.largest_min_sep(client_data=data, cohort_size=2), 5
-    )
-    with self.assertRaisesRegex(ValueError, 'only 11 private clients'):
-      correlated_noise.largest_min_sep(client_data=data, cohort_size=12)
-
-
-class CorrelatedSumQueryTest(parameterized.TestCase):
+class CorrelatedNoiseTest(parameterized.TestCase):
 
   @parameterized.parameters(_BLT, _BANDED)
   def test_bits_are_those_of_whole_numbers_by_definition(self, strategy):
     # `reference.blt_noise` has no word length: Python's integers.
     num_rounds = 13
     query = _query(strategy=strategy)
-    grid = float(query.grid(_start(query)))
+    grid = float(query.grid_step(_start(query)))
     drawn = [_drawn(query, number) for number in range(num_rounds)]
     expected = reference.blt_noise(
         drawn, strategy.output_scale, strategy.buf_decay
@@ -189,7 +177,7 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     )
     clipped = query.preprocess_record(query.derive_sample_params(state), record)
     np.testing.assert_allclose(
-        float(query.grid(state)) * fakes.flat(clipped),
+        float(query.grid_step(state)) * fakes.flat(clipped),
         [0.3, 0, 0.4, 0],
         rtol=1e-6,
     )

@@ -205,7 +205,7 @@ class DiscreteGaussianTest(parameterized.TestCase):
       self.assertLess(abs(samples.mean() - exact), error)
 
   def test_charges_grow_as_noise_shrinks(self):
-    charge = lambda stddev, clients: discrete_gaussian.charge(
+    charge = lambda stddev, clients: discrete_gaussian.sampler_error_epsilon(
         num_draws=1e9, num_elements=1e6, stddev=stddev, num_clients=clients
     )
     # 2 * 1e6 * (4 * 1.05 * exp(-pi^2 4)): a pair of clients.

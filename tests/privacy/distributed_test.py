@@ -76,7 +76,7 @@ def _sum(query, records, state=None, decode=True):
   ) % query.modulus
   if not decode:
     return total.numpy()
-  decoded = query.decode(
+  decoded, _ = query.decode(
       total, num_clients=tf.constant(len(records)), global_state=state
   )
   return {name: part.numpy() for name, part in decoded.items()}
@@ -310,7 +310,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     half = 2**15
     steps = 0.5 / query.plan.clip_in_steps
     for total in (-half, -1, 0, 1, half - 1):
-      decoded = query.decode(
+      decoded, _ = query.decode(
           tf.fill([56], tf.constant(total % 2**16, tf.int64)),
           num_clients=tf.constant(10),
           global_state=state,
@@ -319,7 +319,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
           fakes.flat(decoded), total * steps, rtol=1e-6, atol=1e-12
       )
     # One more is the other end.
-    decoded = query.decode(
+    decoded, _ = query.decode(
         tf.fill([56], tf.constant(half, tf.int64)),
         num_clients=tf.constant(10),
         global_state=state,
@@ -370,7 +370,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
 
   def test_the_event_states_the_noise(self):
     query = _query(noise_multiplier=0.1, max_failed_share=0.2)
-    event = query.event
+    event = query.event(query.initial_global_state())
     # In float32, as states keep it.
     self.assertEqual(event.noise_multiplier, np.float32(0.1))
     self.assertEqual(event.num_elements, 64)

@@ -10,7 +10,7 @@ from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
 
-CORRELATION = correlated_noise.Correlation(
+CORRELATED = correlated_noise.CorrelatedNoise(
     strategy=strategies.optimize(num_rounds=9, min_sep=3),
     min_sep=3,
 )
@@ -41,11 +41,10 @@ QUERIES = dict(
         split='uniform', cohort_size=4,
     ),
     correlated=build(
-        correlated_noise.CorrelatedSumQuery, clip=0.5, multiplier=2.0,
-        correlation=CORRELATION,
+        clip=0.5, multiplier=2.0, noise=CORRELATED
     ),
     adaptive_correlated=build(
         adaptive_query.AdaptiveClipSumQuery, clip=1.5, multiplier=2.0,
-        split='uniform', cohort_size=4, correlation=CORRELATION,
+        split='uniform', cohort_size=4, noise=CORRELATED,
     ),
 )

@@ -38,7 +38,7 @@ def _draw(shapes, *, key=_KEY, release=0, stddev=1000.0, kernel='host'):
   ]
 
 
-# One pair in 32 of these is doubtful.
+# One pair in 32 of these needs refinement.
 _STORED = dict(shapes=[[7], [30_001], [3, 2]], stddev=2.0**36)
 
 
@@ -185,14 +185,14 @@ class GaussianTest(parameterized.TestCase):
 
 class ExactnessTest(parameterized.TestCase):
 
-  def test_a_first_try_is_as_near_as_it_says(self):
+  def test_the_fast_path_is_as_accurate_as_it_says(self):
     u, v = _chosen_words()
     scale = 2.0**48
-    first, second, doubtful = noise._first_try(u, v, scale, numpy_ops)
+    first, second, needs_refinement = noise._fast_path(u, v, scale, numpy_ops)
     # In that scale only what is outside the range is told apart.
     least = np.uint64(2**44)
     inside = (u >= least) & (u < np.uint64(2**64 - 2**44))
-    np.testing.assert_array_equal(inside | doubtful, True)
+    np.testing.assert_array_equal(inside | needs_refinement, True)
     largest = 0.0
     for i in np.flatnonzero(inside):
       # Further bits may be all zeros or all ones.
@@ -200,8 +200,8 @@ class ExactnessTest(parameterized.TestCase):
         real = _real_pair(
             ((int(u[i]) << 200) + rest, 264), ((int(v[i]) << 200) + rest, 264)
         )
-        for value, cells in zip(real, (first[i], second[i])):
-          error = abs(float(value * scale - int(cells))) / scale
+        for value, points in zip(real, (first[i], second[i])):
+          error = abs(float(value * scale - int(points))) / scale
           largest = max(largest, error - 0.5 / scale)
     self.assertLess(largest, noise._MAX_ERROR / 2)
     self.assertGreater(largest, noise._MAX_ERROR / 64)
@@ -228,26 +228,27 @@ class ExactnessTest(parameterized.TestCase):
           error = abs(exact(radius) * exact(part) - value)
           self.assertLess(float(error), noise._MAX_EXACT_ERROR)
 
-  def test_what_is_doubtful_is_drawn_exactly(self):
-    # At this scale one pair in 32 is doubtful. Its first cells are thrown away.
+  def test_what_needs_refinement_is_drawn_exactly(self):
+    # At this scale one pair in 32 needs refinement. Its first results are
+    # thrown away.
     stddev, size = 2.0**36, 8000
-    first_try = noise._first_try
+    fast_path = noise._fast_path
 
     def damaged(*args):
-      *cells, doubtful = first_try(*args)
-      return *(each * ~doubtful for each in cells), doubtful
+      *points, needs_refinement = fast_path(*args)
+      return *(each * ~needs_refinement for each in points), needs_refinement
 
     expected = _draw([[size]], stddev=stddev)[0].reshape([2, -1])
-    with mock.patch.object(noise, '_first_try', damaged):
-      cells = _draw([[size]], stddev=stddev)[0].reshape([2, -1])
-    np.testing.assert_array_equal(cells, expected)
+    with mock.patch.object(noise, '_fast_path', damaged):
+      points = _draw([[size]], stddev=stddev)[0].reshape([2, -1])
+    np.testing.assert_array_equal(points, expected)
     draw = lambda stream, count: chacha20.words(
         _KEY, release=0, stream=stream, count=count
     )
     u, v = draw(0, size // 2), draw(1, size // 2)
-    *_, doubtful = first_try(u, v, stddev, numpy_ops)
-    self.assertBetween(doubtful.sum(), 80, 180)
-    for i in np.flatnonzero(doubtful):
+    *_, needs_refinement = fast_path(u, v, stddev, numpy_ops)
+    self.assertBetween(needs_refinement.sum(), 80, 180)
+    for i in np.flatnonzero(needs_refinement):
       further = draw(2, 8 * i + 8)[8 * i :]
       bits = [
           b''.join(int(word).to_bytes(8, 'big') for word in words)
@@ -257,7 +258,7 @@ class ExactnessTest(parameterized.TestCase):
           (int.from_bytes(each, 'big'), 8 * len(each)) for each in bits
       ))
       self.assertEqual(
-          list(cells[:, i]), [int(mpmath.nint(x * stddev)) for x in real]
+          list(points[:, i]), [int(mpmath.nint(x * stddev)) for x in real]
       )
 
 
@@ -295,11 +296,11 @@ class DistributionTest(parameterized.TestCase):
   def test_tails_come_as_often_as_they_should(self):
     # With 30 leading zeros: what all U below 2^-30 give, that is all N of more
     # than 6.45 standard deviations, and others.
-    first_try, exact = noise._first_try, noise._exact
+    fast_path, exact = noise._fast_path, noise._exact_path
     lower = lambda function: lambda u, *args: function(u >> 30, *args)
     with (
-        mock.patch.object(noise, '_first_try', lower(first_try)),
-        mock.patch.object(noise, '_exact', lower(exact)),
+        mock.patch.object(noise, '_fast_path', lower(fast_path)),
+        mock.patch.object(noise, '_exact_path', lower(exact)),
     ):
       drawn = np.abs(_normal(100_000))
     for least in (6.5, 6.7, 7.0, 7.3):
@@ -330,12 +331,17 @@ class DistributionTest(parameterized.TestCase):
     squares = np.corrcoef(np.square(halves)) - np.eye(len(halves))
     self.assertLess(np.abs(squares).max(), 5 / math.sqrt(size / 2))
 
-  def test_charge_by_hand(self):
+  def test_the_sampler_s_error_by_hand(self):
     # 4 * 2^39 * 2^-93 * (2^20 + 21 + 2^-20), and what it must be far below.
     self.assertAlmostEqual(
-        noise.charge(num_draws=2.0**39, stddev=2.0**20) / 2.0**-32, 1.0, 4
+        noise.sampler_error_epsilon(num_draws=2.0**39, stddev=2.0**20)
+        / 2.0**-32,
+        1.0,
+        4,
     )
     # As the statement says, for a grid of at least 2^-25 of the clip.
     for multiplier in (0.01, 1.0, 1000.0):
-      charged = noise.charge(num_draws=1, stddev=multiplier * 2.0**25)
+      charged = noise.sampler_error_epsilon(
+          num_draws=1, stddev=multiplier * 2.0**25
+      )
       self.assertLess(charged, 1.5e-20 * multiplier)

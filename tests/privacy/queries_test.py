@@ -1,4 +1,4 @@
-"""Tests of tff_asr.privacy.queries and partial_query.
+"""Tests of tff_asr.privacy.queries and grid_clipper.
 
 That no two draws share a stream, and that noise needs a key:
 noise_streams_test. What one client moves: aggregators/sensitivity_test.
@@ -17,8 +17,8 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import grid_clipper
 from tff_asr.privacy import noise
-from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 
 _KEY = np.array([1, -2, 3, 2**31 - 1, 5, 6, 7, 8], np.int32)
@@ -51,8 +51,17 @@ def _clip(record, clip, **clipping):
       tf.nest.map_structure(tf.constant, record),
   )
   tf.nest.assert_same_structure(clipped, record)
-  grid = float(query.grid(state))
+  grid = float(query.grid_step(state))
   return [grid * layer.numpy() for layer in tf.nest.flatten(clipped)]
+
+
+def _norm_kept(record, clip: float, split: str) -> float:
+  """The share of the norm that rounding to the grid keeps."""
+  return grid_clipper.GridClipper(
+      tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape), record),
+      l2_norm_clip=clip,
+      clipping=clipping_lib.Clipping(split=split),
+  ).norm_kept()
 
 
 def _grid(clip: float, size: int = 1) -> float:
@@ -288,7 +297,7 @@ class ClippingTest(parameterized.TestCase):
         tf.TensorSpec(shape), l2_norm_clip=clip, noise_multiplier=1.0
     )
     state = query.initial_global_state()
-    self.assertEqual(float(query.grid(state)), 2.0**exponent)
+    self.assertEqual(float(query.grid_step(state)), 2.0**exponent)
 
   @parameterized.parameters('global', 'dim', 'uniform')
   def test_what_rounding_keeps_of_a_norm(self, split):
@@ -299,16 +308,16 @@ class ClippingTest(parameterized.TestCase):
         for place, shape in enumerate(shapes)
     ]
     with absltest.mock.patch.multiple(
-        queries, STEP_OVER_CLIP=1.0, _STEP_OVER_ELEMENT=0.25
+        grid_clipper, STEP_OVER_CLIP=1.0, _STEP_OVER_ELEMENT=0.25
     ):
       with self.assertLogs('absl', 'WARNING') as logs:
-        kept = _query(record, 1.0, split=split).norm_kept()
+        kept = _norm_kept(record, 1.0, split)
       self.assertIn(f'keeps {100 * kept:.3f} % of the norm', logs.output[0])
       found = _norm(_clip(record, 1.0, split=split))
     self.assertLess(kept, 0.95)
     self.assertAlmostEqual(kept, found, delta=2e-3)
-    self.assertGreater(_query(record, 1.0, split=split).norm_kept(), 0.9999)
-    self.assertEqual(_query(record, math.inf, split=split).norm_kept(), 1)
+    self.assertGreater(_norm_kept(record, 1.0, split), 0.9999)
+    self.assertEqual(_norm_kept(record, math.inf, split), 1)
 
   @parameterized.product(split=_SPLITS, bad=(np.nan, np.inf, -np.inf))
   def test_a_non_finite_update_becomes_all_zeros(self, split, bad):
@@ -467,11 +476,10 @@ class PartialNoiseTest(parameterized.TestCase):
   )
 
   def query(self, *noised):
-    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.total)
-    if not noised:
-      return queries.PerLayerClipSumQuery(specs, **self.arguments)
-    return partial_query.PartialNoiseQuery(
-        specs, noised=noised, **self.arguments
+    return queries.PerLayerClipSumQuery(
+        tf.nest.map_structure(tf.TensorSpec.from_tensor, self.total),
+        noised_layers=noised or None,
+        **self.arguments,
     )
 
   def test_chosen_layers_have_the_bits_of_noise_everywhere_others_none(self):
@@ -512,13 +520,13 @@ class PartialNoiseTest(parameterized.TestCase):
   @parameterized.parameters(
       ((), 'a list of regular expressions'),
       ('head', 'a list of regular expressions'),
-      (('(',), r"'\(' is no regular expression"),
+      (('(',), r"'\(' is not a regular expression"),
       (('head', 'w3'), "'w3' is found in none of the 3 layers"),
   )
   def test_bad_arguments_are_named(self, noised, message):
     with self.assertRaisesRegex(ValueError, message):
-      partial_query.PartialNoiseQuery(
-          self.total, noised=noised, **self.arguments
+      queries.PerLayerClipSumQuery(
+          self.total, noised_layers=noised, **self.arguments
       )
 
 
@@ -602,10 +610,10 @@ class ArgumentsTest(parameterized.TestCase):
       for z in (0.01, 0.8, 50.0):
         query = _query([np.zeros(num_elements)], 1.0, z)
         state = query.initial_global_state()
-        cells = z / float(query.grid(state))
+        cells = z / float(query.grid_step(state))
         self.assertBetween(
             queries.sampler_epsilon(z, num_elements=num_elements)
-            / noise.charge(num_draws=num_elements, stddev=cells),
+            / noise.sampler_error_epsilon(num_draws=num_elements, stddev=cells),
             2, 20,
         )
     # The paper's run: 2,006 rounds of 255.8M parameters.

@@ -25,7 +25,7 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _NOISE = 3.0
-_CORRELATION = correlated_noise.Correlation(
+_CORRELATED = correlated_noise.CorrelatedNoise(
     strategy=strategies.optimize(num_rounds=6, min_sep=3),
     min_sep=3,
 )
@@ -48,7 +48,7 @@ class AdaptiveRunTest(cases.TestCase):
   def test_is_charged_as_one_gaussian_and_resumes_exactly(self, is_correlated):
     settings, cohort_size = {}, 2
     if is_correlated:
-      settings, cohort_size = dict(correlation=_CORRELATION), 1
+      settings, cohort_size = dict(noise=_CORRELATED), 1
     arguments = runs.federated(
         client_data_lib.load(
             fakes.write_split(

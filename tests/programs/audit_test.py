@@ -152,25 +152,19 @@ def _missing_in_an_element():
 
 def _forgotten():
   """Correlated noise of which nothing is taken back."""
-  release = correlated_noise.Correlation.release
+  process = correlated_noise.CorrelatedNoise
+  next_noise = process.next
 
-  def broken(self, sums, *, global_state, **settings):
-    empty = tf.nest.map_structure(tf.zeros_like, global_state.buffers)
-    return release(
-        self, sums, global_state=global_state._replace(buffers=empty),
-        **settings,
-    )
+  def broken(self, drawn, buffers, global_state):
+    return next_noise(self, drawn, tf.zeros_like(buffers), global_state)
 
-  return absltest.mock.patch.object(
-      correlated_noise.Correlation, 'release', broken
-  )
+  return absltest.mock.patch.object(process, 'next', broken)
 
 
 def _in_powers_of_two():
   """Buffers in units that are no fixed share of clips that adapt."""
   return absltest.mock.patch.object(
-      adaptive_query.AdaptiveClipSumQuery, '_grid',
-      queries.PerLayerClipSumQuery._grid,
+      adaptive_query.AdaptiveClipSumQuery, '_grid_follows_clip', False
   )
 
 

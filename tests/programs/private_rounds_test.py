@@ -18,7 +18,6 @@ from tests import fakes
 from tests.programs import runs
 from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
-from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
@@ -35,7 +34,20 @@ _BLT = strategies.optimize(num_rounds=100, min_sep=50)
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=5, population=100)
 _DELTA = 1e-5
 
-_Correlated = collections.namedtuple('_Correlated', 'noise_key counter buffers')
+
+def _correlated_state(counter, buffers):
+  """The state of a query with correlated noise."""
+  return queries.MechanismState(
+      l2_norm_clip=np.float32(1),
+      noise_multiplier=np.float32(_NOISE),
+      noise_key=np.zeros([8], np.int32),
+      counter=np.int64(counter),
+      output_scale=np.array(_BLT.output_scale),
+      buf_decay=np.array(_BLT.buf_decay),
+      buffers=buffers,
+  )
+
+
 
 # What decides a round's noisy sum, by name, and something else at its place:
 # of the state, of the cohorts, of the run.
@@ -49,7 +61,6 @@ _PARTS = dict(
     noise_multiplier=(np.float32(_NOISE), np.float32(5)),
     counter=(np.int64(0), np.int64(1)),
     layer_clips=(np.float32([0.6, 0.8]), np.float32([0.6, 0.9])),
-    denominator=(np.float32(5), np.float32(6)),
     cohort_key=(keys.from_seed(2), keys.from_seed(3)),
     cohort_round=(np.int64(7), np.int64(8)),
     configuration=('text', 'other text'),
@@ -66,15 +77,14 @@ def _state(sampling=_POISSON, *, query_state=None, **values):
     )
   else:
     event = dp_accounting.GaussianDpEvent(_NOISE)
-  query_state = query_state or adaptive_query.AdaptiveClipSumQuery.GlobalState(
-      of['clip'], of['noise_multiplier'], np.zeros([4], np.int32),
+  query_state = query_state or queries.MechanismState(
+      of['clip'], of['noise_multiplier'], np.zeros([8], np.int32),
       of['counter'], of['layer_clips'],
   )
   return runs.process_state(
       {'a': of['first_weight'], 'b': of['last_weight']},
       query_state=query_state,
       event=event,
-      denominator=of['denominator'],
       distributor=(of['seed'], of['round_of_training']),
       client_work=of['frozen_layers'],
   )
@@ -115,7 +125,7 @@ class RoundTest(_TestCase):
 
     async def next_fn(state, cohort):
       del cohort
-      seen.append(state.aggregator.query_state.numerator_state.noise_key)
+      seen.append(state.aggregator.query_state.noise_key)
       return tff.learning.templates.LearningProcessOutput(state, ())
 
     with ledger.create(os.path.join(folder, 'ledger.jsonl')) as opened:
@@ -218,8 +228,8 @@ class RoundTest(_TestCase):
           cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(7)),
       ))
 
-    found, before = [], _state(_SEPARATED, query_state=_Correlated(
-        np.zeros([8], np.int32), np.int64(7), {'a': np.ones([2, 3])}
+    found, before = [], _state(_SEPARATED, query_state=_correlated_state(
+        7, {'a': np.ones([2, 3])}
     ))
     with ledger.create(self.path) as opened:
       head = opened.head
@@ -234,9 +244,9 @@ class RoundTest(_TestCase):
 
   def test_noise_goes_on_where_a_round_is_undone(self):
     before, after = (
-        _state(query_state=_Correlated(
-            (), np.int64(number), np.full([2, 3], number)
-        ))
+        _state(
+            query_state=_correlated_state(number, np.full([2, 3], number))
+        )
         for number in (1, 2)
     )
     kept = private_rounds.keep_noise(before, after=after)

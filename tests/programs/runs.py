@@ -1,7 +1,6 @@
 """Runs of programs in tests, with their settings named one by one."""
 
 import asyncio
-import collections
 from collections.abc import Callable
 import contextlib
 import csv
@@ -16,6 +15,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
+from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
@@ -32,8 +32,6 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
-_Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
-_MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
 _GROUPS = {
     'settings': training_loop.RunSettings,
     'privacy': private_rounds.PrivacySettings,
@@ -82,9 +80,8 @@ def federated(
 def process_state(
     weights: weights_lib.Weights,
     *,
-    query_state: Any,
+    query_state: queries.MechanismState,
     event: dp_accounting.DpEvent,
-    denominator: Any = (),
     distributor: Any = (),
     client_work: Any = (),
 ) -> tff.learning.templates.LearningAlgorithmState:
@@ -93,9 +90,7 @@ def process_state(
       global_model_weights=weights,
       distributor=distributor,
       client_work=client_work,
-      aggregator=_Aggregator(
-          _MeanState(query_state, denominator), event.to_named_tuple()
-      ),
+      aggregator=aggregation.State(query_state, event.to_named_tuple()),
       finalizer=(),
   )
 

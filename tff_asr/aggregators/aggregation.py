@@ -2,18 +2,17 @@
 
 An `AccountedFactory` makes processes whose state has a query with a noise key
 and the event of its rounds: it says itself what a round costs. The processes of
-any other factory are given such a state beside their own, with the event of a
-Gaussian without noise: the ledger charges an infinite epsilon, and the
-statement says NOT PRIVATE. That holds for TFF's own DP aggregators, too. Their
-noise comes from TensorFlow's stateful generator, on floating-point sums, which
-no statement here covers. Their measurements become `not_private`.
+any other factory get such a state as well, with the event of a Gaussian without
+noise: the ledger charges an infinite epsilon, and the privacy report says NOT
+PRIVATE. That holds for TFF's own DP aggregators, too: their noise comes from
+TensorFlow's stateful generator, on floating-point sums, which no report here
+covers. Their measurements become `not_private`.
 """
 
 import collections
 from typing import Any, NamedTuple
 
 import dp_accounting
-from google.protobuf import message
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -22,51 +21,28 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 
-class MeanState(NamedTuple):
-  """State of a mean: a query's state where TFP's `NormalizedQuery` has it.
-
-  Attributes:
-    numerator_state: State of the query; its noise key is `noise_key`.
-  """
-
-  numerator_state: Any
-
-
 class State(NamedTuple):
-  """What the state of an accounted process has, and may be.
+  """State of an aggregation process.
 
   Attributes:
-    query_state: `MeanState`, or that of TFP's `NormalizedQuery`.
+    query_state: State of the query.
     dp_event: Event of a round, as a named tuple.
+    inner: State of an aggregator without a guarantee; () with one.
   """
 
-  query_state: Any
-  dp_event: Any
+  query_state: queries.MechanismState
+  dp_event: NamedTuple
+  inner: Any = ()
 
 
 class AccountedFactory(tff.aggregators.WeightedAggregationFactory):
   """A factory that claims a guarantee: its processes say what a round costs.
 
-  The state of its processes has the fields of `State`.
+  The state of its processes is a `State`.
   """
 
 
-class _UnaccountedState(NamedTuple):
-  """State of the process around an aggregator without a guarantee.
-
-  Attributes:
-    query_state: State of a query that does nothing: an infinite clip, no noise,
-      a key that nothing is drawn by, and the number of rounds so far.
-    dp_event: A Gaussian event without noise, as a named tuple.
-    aggregator: The aggregator's own state.
-  """
-
-  query_state: MeanState
-  dp_event: Any
-  aggregator: Any
-
-
-def set_noise_key(aggregator_state: Any, key: Any) -> Any:
+def set_noise_key(aggregator_state: State, key: np.ndarray) -> State:
   """Returns the state of a process of `create` with the query's key set.
 
   `next` must not be called twice on one state: both results would have the same
@@ -76,10 +52,8 @@ def set_noise_key(aggregator_state: Any, key: Any) -> Any:
     aggregator_state: The state.
     key: int32 [8].
   """
-  mean_state = aggregator_state.query_state
-  keyed = queries.set_noise_key(mean_state.numerator_state, key)
   return aggregator_state._replace(
-      query_state=mean_state._replace(numerator_state=keyed)
+      query_state=queries.set_noise_key(aggregator_state.query_state, key)
   )
 
 
@@ -89,7 +63,7 @@ def create(
     value_type: tff.Type,
     weight_type: tff.Type,
 ) -> tff.templates.AggregationProcess:
-  """Creates a weighted aggregation process, whatever the factory makes.
+  """Creates a weighted aggregation process from any factory.
 
   Args:
     factory: Weighted or unweighted. Where it is not an `AccountedFactory`, all
@@ -100,95 +74,81 @@ def create(
   Returns:
     (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>);
     the factory's own process if it is an `AccountedFactory`.
-
-  Raises:
-    ValueError: protobuf does not parse what TFF builds.
   """
   if isinstance(factory, AccountedFactory):
     return factory.create(value_type, weight_type)
   if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
     factory = tff.aggregators.as_weighted_aggregator(factory)
-  try:
-    inner = factory.create(value_type, tff.TensorType(np.float32))
-  except message.DecodeError as error:
-    raise ValueError(
-        "protobuf's C parser does not parse the computations of this TFF "
-        'aggregator, which are nested too deeply (ddp_secure_aggregator): set '
-        'the environment variable PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python'
-        ', or take gin/privacy/distributed.gin.'
-    ) from error
-  inner_type = inner.initialize.type_signature.result
+  inner = factory.create(value_type, tff.TensorType(np.float32))
+  return _without_guarantee(inner, weight_type)
 
-  @tff.tensorflow.computation
-  def initial_query():
-    state = queries.PerLayerClipSumQuery.GlobalState(
+
+def _without_guarantee(
+    inner: tff.templates.AggregationProcess, weight_type: tff.Type
+) -> tff.templates.AggregationProcess:
+  """The process with the state of a query that does nothing beside its own."""
+  _, value_type, _ = inner.next.type_signature.parameter
+
+  @tff.tensorflow.computation(inner.initialize.type_signature.result.member)
+  def add_query_state(inner_state):
+    event = dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
+    # The key is never drawn from; the counter counts rounds.
+    query_state = queries.MechanismState(
         l2_norm_clip=tf.constant(float('inf')),
         noise_multiplier=tf.constant(0.0),
         noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
         counter=tf.constant(0, tf.int64),
     )
-    return MeanState(state), tf.nest.map_structure(
-        tf.constant, dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
+    return State(
+        query_state, tf.nest.map_structure(tf.constant, event), inner_state
     )
 
-  query_type, event_type = initial_query.type_signature.result
-  state_type = tff.StructWithPythonType(
-      [
-          ('query_state', query_type),
-          ('dp_event', event_type),
-          ('aggregator', inner_type.member),
-      ],
-      _UnaccountedState,
-  )
+  state_type = add_query_state.type_signature.result
 
-  @tff.tensorflow.computation(inner_type.member)
-  def assemble(aggregator):
-    query, event = initial_query()
-    return _UnaccountedState(query, event, aggregator)
+  @tff.tensorflow.computation(state_type)
+  def inner_state_of(state):
+    return state.inner
 
-  @tff.tensorflow.computation(state_type, inner_type.member)
-  def next_state(state, aggregator):
-    query = state.query_state.numerator_state
-    counted = query._replace(counter=query.counter + 1)
-    return _UnaccountedState(MeanState(counted), state.dp_event, aggregator)
+  @tff.tensorflow.computation(state_type, state_type.inner)
+  def next_state(state, inner_state):
+    query_state = state.query_state
+    query_state = query_state._replace(counter=query_state.counter + 1)
+    return state._replace(query_state=query_state, inner=inner_state)
 
   @tff.tensorflow.computation(
       inner.next.type_signature.result.measurements.member
   )
-  def describe(measurements):
+  def mark_not_private(measurements):
+    if not isinstance(measurements, dict):
+      measurements = collections.OrderedDict(measurements=measurements)
     return collections.OrderedDict(
-        dp_query_metrics=collections.OrderedDict(),
-        not_private=measurements
-        if isinstance(measurements, dict)
-        else collections.OrderedDict(measurements=measurements),
+        dp_query_metrics=collections.OrderedDict(), not_private=measurements
     )
 
-  @tff.tensorflow.computation(value_type)
+  @tff.tensorflow.computation(value_type.member)
   def weigh(unused_value):
     return tf.constant(1.0)
 
   @tff.federated_computation
   def init_fn():
-    return tff.federated_map(assemble, inner.initialize())
+    return tff.federated_map(add_query_state, inner.initialize())
 
   @tff.federated_computation(
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(value_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      value_type,
       tff.FederatedType(weight_type, tff.CLIENTS),
   )
   def next_fn(state, value, weight):
     del weight
     # Client computation.
-    alike = tff.federated_map(weigh, value)
+    equal_weights = tff.federated_map(weigh, value)
     # Inner aggregation.
-    own = tff.federated_map(
-        tff.tensorflow.computation(lambda s: s.aggregator, state_type), state
-    )
-    output = inner.next(own, value, alike)
+    inner_state = tff.federated_map(inner_state_of, state)
+    output = inner.next(inner_state, value, equal_weights)
     # Server computation.
     new_state = tff.federated_map(next_state, (state, output.state))
     # Output preparation.
-    measurements = tff.federated_map(describe, output.measurements)
+    measurements = tff.federated_map(mark_not_private, output.measurements)
     return tff.templates.MeasuredProcessOutput(
         new_state, output.result, measurements
     )

@@ -1,52 +1,54 @@
 """The differentially private mean of client updates, with clipping metrics.
 
 Type: (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>).
-The query's noised sum is divided by the public expected cohort size, never by
-the number of clients that came, which is private under Poisson sampling. The
-weights W are ignored, because weights that depend on data would change the
-sensitivity. TFF's `DifferentiallyPrivateFactory` does everything federated.
+The noised sum is divided by the public expected cohort size, never by the
+number of clients that came, which is private under Poisson sampling.
 
-Clients send clipped records together with measurements of the clipping
-(`queries.Measured`). Both are summed, and only the records' sum gets noise. So
-the measurements need no second pass over the updates.
+    >>> import functools
+    >>> factory = build(
+    ...     build_query=functools.partial(
+    ...         queries.PerLayerClipSumQuery,
+    ...         l2_norm_clip=1.0,
+    ...         noise_multiplier=0.5,
+    ...     ),
+    ...     cohort_size=100,
+    ... )
+    >>> update = tff.TensorType(np.float32, [3])
+    >>> process = factory.create(update, tff.TensorType(np.float32))
+    >>> print(process.next.type_signature.result.result)
+    float32[3]@SERVER
 
-Measurements M of the round:
-
-    dp_query_metrics  the query's own, of settings and noised values; public
-    noise_norm        z C sqrt(D) / cohort size, for D noised elements: the root
-                      mean square of the norm of the noise on the mean (not for
-                      noise that is correlated over rounds)
-    not_private       clipping metrics, exact and not private: means over the
-                      clients whose update was finite (NaN without any)
-      clipped_delta_norm  norm of an update after clipping
-      clipped_clients     share of updates of which some layer was changed
-      clipped_layers      share of layers that were changed
-      signal_norm         norm of the mean without noise
-      layer_norm/NAME     norm of a layer before clipping
-      clipped_layer_norm/NAME  and after it
-      layer_clipped/NAME  share of updates whose layer was changed
+`build`: the server adds the noise. `build_distributed`: clients do, and the
+server sees a secure sum. docs/metrics.md lists the measurements M.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
+import dp_accounting
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-import tensorflow_privacy as tfp
 import tree
 
 from tff_asr import checks
 from tff_asr import sequential
 from tff_asr.aggregators import aggregation
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import distributed
+from tff_asr.privacy import grid_clipper
 from tff_asr.privacy import queries
 
 
 def build(
     *, build_query: queries.BuildQuery, cohort_size: float
 ) -> aggregation.AccountedFactory:
-  """Builds the aggregator.
+  """Builds the aggregator whose server adds the noise.
+
+  The weights W are ignored, because weights that depend on data would change
+  the sensitivity.
 
   Args:
     build_query: Builds, from the specs of an update, the query that clips
@@ -55,9 +57,9 @@ def build(
     cohort_size: Clients expected in a round; the divisor.
 
   Returns:
-    A factory whose processes ignore their weights. With no client at all the
-    result is the noise alone. Its `create` raises ValueError for an update with
-    an open dimension, and as `build_query` does.
+    A factory. With no client at all the result is the noise alone. Its `create`
+    raises ValueError for an update with an open dimension, and as `build_query`
+    does.
 
   Raises:
     ValueError: cohort_size is not positive.
@@ -66,8 +68,42 @@ def build(
   return _DpMean(build_query, float(cohort_size))
 
 
+def build_distributed(
+    *,
+    build_query: Callable[
+        [clipping_lib.Nest], distributed.DistributedSumQuery
+    ],
+    cohort_size: int,
+) -> aggregation.AccountedFactory:
+  """Builds the aggregator whose clients add the noise; see `distributed`.
+
+  The number of a client, int64, takes the place of its weight: its simulated
+  randomness follows that number. A client without data has no number and fails,
+  since two of them would draw the same noise; the server refuses a round with
+  two equal numbers. Some of the cohort may drop out; it is the divisor all the
+  same.
+
+  The server gets the modular sum, the numbers of the clients in it, and in a
+  simulation the metrics of clipping, except the norm of the mean without noise.
+  A deployment leaves out what is `not_private`: it is summed beside the secure
+  sum.
+
+  Args:
+    build_query: From the specs of an update; all other settings bound.
+    cohort_size: Clients of each round.
+  """
+  return _DistributedMean(build_query, cohort_size)
+
+
+class _ClippedUpdate(NamedTuple):
+  """What a client sends to a server that adds noise, or a sum of that."""
+
+  record: Any
+  stats: grid_clipper.ClippingStats
+
+
 class _DpMean(aggregation.AccountedFactory):
-  """An unweighted aggregator behind the weighted interface."""
+  """See `build`."""
 
   def __init__(self, build_query: queries.BuildQuery, cohort_size: float):
     self._build_query = build_query
@@ -79,142 +115,258 @@ class _DpMean(aggregation.AccountedFactory):
     specs = tff.types.type_to_tf_tensor_specs(value_type)
     check_shapes(specs)
     query = self._build_query(specs)
-    inner = tff.aggregators.DifferentiallyPrivateFactory(
-        queries.MeanQuery(_MeasuredQuery(query), self._cohort_size),
-        _MeasuredSum(query),
-    ).create(value_type)
-    state_type = inner.initialize.type_signature.result
 
-    # A round uses the state that it starts with, so measure that one.
+    @tff.tensorflow.computation
+    def initial_state():
+      query_state = query.initial_global_state()
+      return _state(query_state, query.event(query_state))
+
+    state_type = initial_state.type_signature.result
+
+    @tff.tensorflow.computation(state_type)
+    def sample_params(state):
+      return query.derive_sample_params(state.query_state)
+
     @tff.tensorflow.computation(
-        state_type.member.query_state,
-        inner.next.type_signature.result.measurements.member.dp,
+        sample_params.type_signature.result, value_type
     )
-    def describe(query_state, exact):
-      metrics = query.derive_metrics(query_state.numerator_state)
-      described = collections.OrderedDict(dp_query_metrics=metrics)
-      if 'noise_stddev_on_sum' in metrics:
-        described['noise_norm'] = metrics['noise_stddev_on_sum'] * (
-            math.sqrt(query.num_noised) / self._cohort_size
-        )
-      exact['signal_norm'] *= tf.cast(
-          query.grid(query_state.numerator_state) / self._cohort_size,
-          tf.float32,
+    def clip(params, value):
+      return _ClippedUpdate(*query.clip(params, value))
+
+    @tff.tensorflow.computation(state_type, clip.type_signature.result)
+    def release(state, total):
+      # A round uses the state that it starts with, so describe that one.
+      measurements = _measurements(
+          query,
+          state.query_state,
+          cohort_size=self._cohort_size,
+          stats=total.stats,
       )
-      described['not_private'] = exact
-      return described
+      squares = sequential.sequential_map(
+          grid_clipper.squared_norm,
+          tf.nest.flatten(query.updates_of(total.record)),
+      )
+      grid_step = query.grid_step(state.query_state) / self._cohort_size
+      measurements['not_private']['signal_norm'] = tf.cast(
+          tf.sqrt(tf.add_n(squares)) * grid_step, tf.float32
+      )
+      noised, query_state, event = query.get_noised_result(
+          total.record, state.query_state
+      )
+      return (
+          _state(query_state, event, like=state),
+          queries.mean(noised, self._cohort_size),
+          measurements,
+      )
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_eval(initial_state, tff.SERVER)
 
     @tff.federated_computation(
-        state_type,
+        tff.FederatedType(state_type, tff.SERVER),
         tff.FederatedType(value_type, tff.CLIENTS),
         tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       del weight
-      # Inner aggregations.
-      output = inner.next(state, value)
+      # Client computation.
+      params = tff.federated_broadcast(tff.federated_map(sample_params, state))
+      clipped = tff.federated_map(clip, (params, value))
+      # Inner aggregation.
+      total = tff.federated_sum(clipped)
+      # Server computation: `release` adds the noise.
+      new_state, mean, measurements = tff.federated_map(
+          release, (state, total)
+      )
       # Output preparation.
-      measurements = tff.federated_map(
-          describe, (state.query_state, output.measurements.dp)
-      )
-      return tff.templates.MeasuredProcessOutput(
-          output.state, output.result, measurements
-      )
+      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
 
-    return tff.templates.AggregationProcess(inner.initialize, next_fn)
+    return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
-class _MeasuredRecord(NamedTuple):
-  """A clipped record with its measurements, or a sum of them."""
+class _DistributedMean(aggregation.AccountedFactory):
+  """See `build_distributed`."""
 
-  record: Any
-  measured: queries.Measured
-
-
-class _MeasuredQuery(tfp.SumAggregationDPQuery):
-  """A query whose records carry what clipping them measured."""
-
-  def __init__(self, query: queries.ClippingQuery):
-    self._query = query
-
-  def initial_global_state(self):
-    return self._query.initial_global_state()
-
-  def derive_sample_params(self, global_state):
-    return self._query.derive_sample_params(global_state)
-
-  def initial_sample_state(self, template):
-    by_layer = tf.zeros([len(self._query.layer_names)])
-    return _MeasuredRecord(
-        self._query.initial_sample_state(template),
-        queries.Measured(*[tf.constant(0.0)] * 4, *[by_layer] * 3),
-    )
-
-  def preprocess_record(self, params, record):
-    return _MeasuredRecord(*self._query.clip(params, record))
-
-  def get_noised_result(self, sample_state, global_state):
-    return self._query.get_noised_result(sample_state.record, global_state)
-
-  def derive_metrics(self, global_state):
-    return self._query.derive_metrics(global_state)
-
-
-class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
-  """TFF's sum of measured records, with clipping metrics as measurements."""
-
-  def __init__(self, query: queries.ClippingQuery):
-    self._query = query
+  def __init__(
+      self,
+      build_query: Callable[
+          [clipping_lib.Nest], distributed.DistributedSumQuery
+      ],
+      cohort_size: int,
+  ):
+    self._build_query = build_query
+    self._cohort_size = cohort_size
 
   def create(
-      self, value_type: tff.Type
+      self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    inner = tff.aggregators.SumFactory().create(value_type)
+    specs = tff.types.type_to_tf_tensor_specs(value_type)
+    check_shapes(specs)
+    if weight_type != tff.TensorType(np.int64):
+      raise TypeError(
+          'Distributed noise needs the number of each client, int64, in place '
+          f'of its weight, found {weight_type}.'
+      )
+    query = self._build_query(specs)
+    if query.num_clients != self._cohort_size:
+      raise ValueError(
+          f'The query is for {query.num_clients} clients a round, the mean for '
+          f'{self._cohort_size}: set both by COHORT_SIZE.'
+      )
 
-    @tff.tensorflow.computation(value_type)
-    def report(total):
-      squares = sequential.sequential_map(
-          queries.squared_norm,
-          tf.nest.flatten(self._query.summed(total.record)),
+    @tff.tensorflow.computation
+    def initial_state():
+      query_state = query.initial_global_state()
+      return _state(query_state, query.event(query_state))
+
+    state_type = initial_state.type_signature.result
+
+    @tff.tensorflow.computation(state_type)
+    def sample_params(state):
+      return query.derive_sample_params(state.query_state)
+
+    @tff.tensorflow.computation(
+        sample_params.type_signature.result, value_type, weight_type
+    )
+    def encode(params, value, number):
+      check = tf.debugging.assert_non_negative(
+          number,
+          'A client without data has no number, and its noise would be that of '
+          'the next one: leave it out of the client data.',
       )
-      metrics = clipping_metrics(
-          total.measured, layer_names=self._query.layer_names
+      with tf.control_dependencies([check]):
+        number = tf.identity(number)
+      return query.encode(params, value, client=number)
+
+    @tff.tensorflow.computation(
+        state_type, *encode.type_signature.result, np.int32
+    )
+    def decode(state, total, stats, num_clients):
+      noised, query_state = query.decode(
+          total, num_clients=num_clients, global_state=state.query_state
       )
-      # In units of the query's grid, which only its state tells.
-      metrics['signal_norm'] = tf.cast(
-          tf.sqrt(tf.add_n(squares)), tf.float32
+      measurements = _measurements(
+          query, state.query_state, cohort_size=self._cohort_size, stats=stats
       )
-      return metrics
+      mean = queries.mean(noised, self._cohort_size)
+      event = query.event(query_state)
+      return _state(query_state, event, like=state), mean, measurements
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_eval(initial_state, tff.SERVER)
 
     @tff.federated_computation(
-        inner.initialize.type_signature.result,
+        tff.FederatedType(state_type, tff.SERVER),
         tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
     )
-    def next_fn(state, value):
-      # Inner aggregation.
-      output = inner.next(state, value)
-      # Output preparation.
-      measurements = tff.federated_map(report, output.result)
-      return tff.templates.MeasuredProcessOutput(
-          output.state, output.result, measurements
+    def next_fn(state, value, number):
+      # Client computation: `encode` adds the noise.
+      params = tff.federated_broadcast(tff.federated_map(sample_params, state))
+      sent, stats = tff.federated_map(encode, (params, value, number))
+      # Inner aggregations.
+      total = tff.backends.mapreduce.federated_secure_modular_sum(
+          sent, query.modulus
       )
+      # Not private: the server knows who takes part.
+      num_clients = _count_distinct(number)
+      # Server computation.
+      new_state, mean, measurements = tff.federated_map(
+          decode, (state, total, tff.federated_sum(stats), num_clients)
+      )
+      # Output preparation.
+      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
 
-    return tff.templates.AggregationProcess(inner.initialize, next_fn)
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def _count_distinct(number: tff.Value) -> tff.Value:
+  """The number of clients, int32 at the server; fails if two are the same."""
+  numbers_type = tff.TensorType(np.int64, [None])
+
+  @tff.tensorflow.computation(np.int64)
+  def as_vector(number):
+    return number[tf.newaxis]
+
+  @tff.tensorflow.computation
+  def no_numbers():
+    return tf.zeros([0], tf.int64)
+
+  @tff.tensorflow.computation(numbers_type, numbers_type)
+  def concatenate(first, second):
+    return tf.concat([first, second], axis=0)
+
+  @tff.tensorflow.computation(numbers_type)
+  def count(numbers):
+    size = tf.size(numbers)
+    check = tf.debugging.assert_equal(
+        tf.size(tf.unique(numbers).y),
+        size,
+        'A client appears twice in the cohort: both would draw the same noise.',
+    )
+    with tf.control_dependencies([check]):
+      return tf.identity(size)
+
+  return tff.federated_aggregate(
+      tff.federated_map(as_vector, number),
+      no_numbers(),
+      concatenate,
+      concatenate,
+      count,
+  )
+
+
+def _state(
+    query_state: queries.MechanismState,
+    event: dp_accounting.DpEvent,
+    *,
+    like: Optional[aggregation.State] = None,
+) -> aggregation.State:
+  """The process's state, of the same type as another one."""
+  dp_event = tf.nest.map_structure(
+      tf.convert_to_tensor, event.to_named_tuple()
+  )
+  if like is not None:
+    # Each `to_named_tuple` makes a new class, which is a part of TFF's type.
+    dp_event = type(like.dp_event)(*dp_event)
+  return aggregation.State(query_state, dp_event)
+
+
+def _measurements(
+    query: queries.ClippingQuery | distributed.DistributedSumQuery,
+    query_state: queries.MechanismState,
+    *,
+    cohort_size: float,
+    stats: grid_clipper.ClippingStats,
+) -> collections.OrderedDict[str, Any]:
+  """Measurements of a round that starts from a state."""
+  metrics = query.derive_metrics(query_state)
+  found = collections.OrderedDict(dp_query_metrics=metrics)
+  # Noise that is correlated over rounds has no norm of its own.
+  if 'noise_stddev_on_sum' in metrics:
+    found['noise_norm'] = metrics['noise_stddev_on_sum'] * (
+        math.sqrt(query.num_noised) / cohort_size
+    )
+  found['not_private'] = clipping_metrics(
+      stats, layer_names=query.layer_names
+  )
+  return found
 
 
 def clipping_metrics(
-    total: queries.Measured, *, layer_names: Sequence[str]
-) -> dict[str, Any]:
-  """Metrics of clipping, of the sum of what clients measured.
+    stats: grid_clipper.ClippingStats, *, layer_names: Sequence[str]
+) -> collections.OrderedDict[str, Any]:
+  """Returns metrics of clipping: means over clients with a finite update.
 
   Args:
-    total: Over the round's clients.
+    stats: Sum over the round's clients.
     layer_names: H of them.
   """
-  count = total.num_finite
-  mean = tf.nest.map_structure(lambda value: value / count, total)
+  mean = tf.nest.map_structure(lambda value: value / stats.num_finite, stats)
 
-  def by_name(values: tf.Tensor) -> dict[str, tf.Tensor]:
+  def by_name(values: tf.Tensor) -> collections.OrderedDict[str, tf.Tensor]:
     return collections.OrderedDict(
         (name, values[place]) for place, name in enumerate(layer_names)
     )
@@ -229,7 +381,7 @@ def clipping_metrics(
   )
 
 
-def check_shapes(specs: Any) -> None:
+def check_shapes(specs: clipping_lib.Nest) -> None:
   """Raises ValueError if updates have a dimension that is left to the client.
 
   Without one, TFF's types refuse an update of another shape before it is

@@ -38,6 +38,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import chacha20
 from tff_asr.privacy import keys
@@ -291,6 +292,29 @@ def cyclic(
       min_sep=min_sep,
       key=key,
   )
+
+
+def largest_min_sep(
+    *, client_data: tff.simulation.datasets.ClientData, cohort_size: int
+) -> int:
+  """Returns how many rounds apart all clients can be kept: N // cohort_size.
+
+  Args:
+    client_data: The N private clients; only the number of its `client_ids` is
+      used.
+    cohort_size: Clients in each round, at most N.
+
+  Raises:
+    ValueError: The cohort is not positive, or larger than the population.
+  """
+  checks.positive_int(cohort_size=cohort_size)
+  found = len(client_data.client_ids) // cohort_size
+  if not found:
+    raise ValueError(
+        f'COHORT_SIZE is {cohort_size}, but there are only '
+        f'{len(client_data.client_ids)} private clients: lower it.'
+    )
+  return found
 
 
 def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ class DpSgd:
             f'{type(query).__name__} is not for examples, which no device '
             'could noise: take another file of gin/privacy.'
         )
-      self._query = queries.MeanQuery(query, denominator=float(batch_size))
+      self._query = query
     self._add = _build_add(
         model,
         query=self._query,
@@ -295,13 +295,7 @@ class DpSgd:
 
   def _event_graph(self, query_state):
     """The event of a step."""
-    nothing = tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, spec.dtype), self._live_specs
-    )
-    _, _, event = self._query.get_noised_result(
-        self._query.initial_sample_state(nothing), query_state
-    )
-    return event.to_named_tuple()
+    return self._query.event(query_state).to_named_tuple()
 
   def _update_graph(self, query_state, finalizer, live, records):
     """The noised mean, and the optimizer's step along it."""
@@ -321,9 +315,10 @@ class DpSgd:
           for name, part in mean.items()
       )
     else:
-      mean, query_state, event = self._query.get_noised_result(
+      noised, query_state, event = self._query.get_noised_result(
           records, query_state
       )
+      mean = queries.mean(noised, self._batch_size)
       event = event.to_named_tuple()
     finalizer, live = self._optimizer.next(finalizer, live, mean)
     return query_state, event, finalizer, live, squares

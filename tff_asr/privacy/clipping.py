@@ -24,8 +24,10 @@ import tree
 
 from tff_asr import checks
 
+# A nest of tensors, or of their specs, as `tf.nest` takes it.
+Nest = Any
 # From the layers' numbers of elements to the shares s_h.
-Split = Callable[[Sequence[int]], Sequence[float]]
+_Split = Callable[[Sequence[int]], Sequence[float]]
 
 LAYERS = ('tensors', 'modules')
 RULES = ('clip', 'rescale')
@@ -37,19 +39,19 @@ _MIN_NORM = 2.0**-90
 _BLOCK = re.compile(r'(.*/)?block_\d+')
 
 
-def uniform_split(sizes: Sequence[int]) -> list[float]:
+def _uniform_split(sizes: Sequence[int]) -> list[float]:
   """The same norm for each of the H layers: C_h = C / sqrt(H)."""
   return [1 / math.sqrt(len(sizes))] * len(sizes)
 
 
-def dim_split(sizes: Sequence[int]) -> list[float]:
+def _dim_split(sizes: Sequence[int]) -> list[float]:
   """Norms by the layers' sizes d_h: C_h = C sqrt(d_h / sum of d)."""
   total = sum(sizes)
   return [math.sqrt(size / total) for size in sizes]
 
 
-SPLITS: dict[str, Optional[Split]] = {
-    'global': None, 'uniform': uniform_split, 'dim': dim_split,
+SPLITS: dict[str, Optional[_Split]] = {
+    'global': None, 'uniform': _uniform_split, 'dim': _dim_split,
 }
 
 
@@ -109,7 +111,7 @@ class Clipping:
     for pattern, weight in self.weights.items():
       checks.in_range(1e-3, 1e3, **{f'weight of {pattern}': weight})
 
-  def divide(self, record: Any) -> list[Layer]:
+  def divide(self, record: Nest) -> list[Layer]:
     """Divides C over the layers of an update.
 
     Args:
@@ -120,8 +122,8 @@ class Clipping:
       Layers in the order of their first tensors.
 
     Raises:
-      ValueError: A pattern of `weights` is no regular expression or is found in
-        no name, or two patterns are found in one name.
+      ValueError: A pattern of `weights` is not a regular expression or is found
+        in no name, or two patterns are found in one name.
     """
     tensors = tf.nest.flatten(record)
     places: dict[str, list[int]] = {}
@@ -170,14 +172,14 @@ def matching(
   """Returns the layers in whose names a regular expression is found.
 
   Raises:
-    ValueError: The pattern is no regular expression, or is found in no name;
+    ValueError: The pattern is not a regular expression, or is found in no name;
       the message names `argument`.
   """
   try:
     found = [name for name in layers if re.search(pattern, name)]
   except re.error as error:
     raise ValueError(
-        f'{argument}: {pattern!r} is no regular expression ({error}).'
+        f'{argument}: {pattern!r} is not a regular expression ({error}).'
     ) from None
   if not found:
     raise ValueError(
@@ -253,7 +255,7 @@ def _factor(squared_norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
   return tf.where(over, clip / tf.where(over, norm, 1.0), 1.0)
 
 
-def names(record: Any) -> list[str]:
+def names(record: Nest) -> list[str]:
   """Names of an update's tensors, in the order of `tf.nest.flatten`."""
   count = len(tf.nest.flatten(record))
   numbered = tf.nest.pack_sequence_as(record, list(range(count)))

@@ -26,7 +26,8 @@ For s > 0 and c real let f_s(c) be the sum over integers k of exp(-(k - c)^2 /
 So integers S plus m noises of variance s^2 have the probabilities of a
 post-processed Gaussian mechanism of variance m s^2 - 4, up to a factor
 exp(+-e), with e the sum of the logarithms of those factors, for each element
-(`closeness`). More noise than m clients' is the same with a larger variance.
+(`log_ratio_bound`). More noise than m clients' is the same with a larger
+variance.
 
 A draw compares 512 random bits with the exact borders of the distribution, of
 which the first 64 decide but for 1 draw in 2^46 or less. Noise ends at 22
@@ -40,10 +41,10 @@ import math
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import script_ops
 
 from tff_asr import checks
 from tff_asr.privacy import chacha20
+from tff_asr.privacy import host_op
 from tff_asr.privacy import keys
 from tff_asr.privacy import numpy_ops
 
@@ -52,7 +53,6 @@ from tff_asr.privacy import numpy_ops
 MIN_STDDEV, MAX_STDDEV = 2.0, 4096.0
 # Of (b), in the variance.
 VARIANCE_OF_ROUNDING = 4.0
-_TOKEN = 'tff_asr.privacy.discrete_gaussian'
 _BITS = 512
 _GUIDE_BITS = 16
 _WORKING_BITS = 704
@@ -88,21 +88,18 @@ def draw(
   """
   checks.in_range(1, 2**32, size=size)
   checks.in_range(MIN_STDDEV, MAX_STDDEV, stddev=stddev)
-  (drawn,) = tf.raw_ops.PyFuncStateless(
-      input=[
-          key,
-          client,
-          release,
-          tf.constant(stddev, tf.float64),
-          tf.constant(size, tf.int64),
-      ],
-      token=_TOKEN,
-      Tout=[tf.int64],
+  (drawn,) = _draw_on_host(
+      key,
+      client,
+      release,
+      tf.constant(stddev, tf.float64),
+      tf.constant(size, tf.int64),
+      num_outputs=1,
   )
   return tf.reshape(drawn, [size])
 
 
-def closeness(*, stddev: float, num_clients: int) -> float:
+def log_ratio_bound(*, stddev: float, num_clients: int) -> float:
   """Returns e of one element's noise; see the module.
 
   Args:
@@ -119,21 +116,28 @@ def closeness(*, stddev: float, num_clients: int) -> float:
   return total + _log_factor(VARIANCE_OF_ROUNDING)
 
 
-def charge(*, num_draws: float, num_elements: float, **of_noise) -> float:
-  """Returns what sums of such noise add to epsilon, beside their Gaussian.
+def sampler_error_epsilon(
+    *, num_draws: float, num_elements: float, stddev: float, num_clients: int
+) -> float:
+  """Returns what sums of such noise add to epsilon, beyond their Gaussian.
 
-  Twice the error of all probabilities' logarithms (as `noise.charge`). A draw's
-  own is below 2^-170, up to 21 standard deviations; it is charged as 2^-88, so
-  that delta is covered as that of `noise` is: `accounting` takes an addition of
-  at least num_draws 2^-86.5 for noise that ends there.
+  Twice the error of all probabilities' logarithms, as in
+  `noise.sampler_error_epsilon`.
 
   Args:
     num_draws: Elements with noise, of all clients.
     num_elements: Elements of their sum.
-    **of_noise: As for `closeness`.
+    stddev: s of each client.
+    num_clients: m.
   """
   checks.positive(num_draws=num_draws, num_elements=num_elements)
-  return 2 * num_elements * closeness(**of_noise) + num_draws * 2.0**-86
+  of_sums = 2 * num_elements * log_ratio_bound(
+      stddev=stddev, num_clients=num_clients
+  )
+  # A draw's own error is below 2^-170, up to 21 standard deviations. It is
+  # charged as 2^-88 because `accounting` covers the delta of noise that ends
+  # there by an addition to epsilon of at least num_draws 2^-86.5.
+  return of_sums + num_draws * 2.0**-86
 
 
 def _log_factor(variance: float) -> float:
@@ -229,11 +233,11 @@ def _draw(
   for start in range(0, size, _BLOCK):
     words = np.empty(min(_BLOCK, size - start), '<u8')
     stream.next(zeros[: words.nbytes], words)
-    found, doubtful = table.find(words)
-    if doubtful.size:
+    found, needs_refinement = table.find(words)
+    if needs_refinement.size:
       further = chacha20.blocks(
           own.view(np.uint32),
-          (doubtful + start).astype(np.uint32),
+          (needs_refinement + start).astype(np.uint32),
           [
               np.uint32(release % 2**32),
               np.uint32(release >> 32),
@@ -241,12 +245,11 @@ def _draw(
           ],
           ops=numpy_ops,
       )
-      for place, more in zip(doubtful, further[:, :7]):
+      for place, more in zip(needs_refinement, further[:, :7]):
         found[place] = table.find_exactly(words[place], more)
     drawn[start : start + len(words)] = found
   drawn -= table.most
   return [drawn]
 
 
-# Under a name of its own; see `noise`.
-script_ops._py_funcs._funcs[_TOKEN] = _draw  # pylint: disable=protected-access
+_draw_on_host = host_op.register('tff_asr.privacy.discrete_gaussian', _draw)

@@ -49,7 +49,7 @@ noises vanish modulo n.
 
 import collections
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import logging
 import attrs
@@ -61,6 +61,8 @@ from tff_asr import checks
 from tff_asr import rounding
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import discrete_gaussian
+from tff_asr.privacy import grid_clipper
+from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 ROTATIONS = ('dft', 'none')
@@ -99,7 +101,7 @@ class DistributedGaussianDpEvent(dp_accounting.DpEvent):
 def sampler_epsilon(event: DistributedGaussianDpEvent) -> float:
   """Returns what a round costs beside its Gaussian; see the module."""
   num_elements = int(event.num_elements)
-  return discrete_gaussian.charge(
+  return discrete_gaussian.sampler_error_epsilon(
       num_draws=num_elements * int(event.num_clients),
       num_elements=num_elements,
       stddev=float(event.local_stddev),
@@ -116,9 +118,9 @@ class Params(NamedTuple):
     counter: int64.
   """
 
-  l2_norm_clip: Any
-  noise_key: Any
-  counter: Any
+  l2_norm_clip: tf.Tensor
+  noise_key: tf.Tensor
+  counter: tf.Tensor
 
 
 class Plan(NamedTuple):
@@ -223,14 +225,14 @@ class DistributedSumQuery:
   Attributes:
     layer_names: Names of the layers.
     num_noised: Elements of a record.
-    event: Event of each round.
+    num_clients: n.
     modulus: 2^b.
     plan: See `Plan`.
   """
 
   def __init__(
       self,
-      record_specs: Any,
+      record_specs: clipping_lib.Nest,
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
@@ -261,18 +263,16 @@ class DistributedSumQuery:
         l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
     )
     checks.one_of(ROTATIONS, rotation=rotation)
-    self._clipper = queries.PerLayerClipSumQuery(
-        record_specs,
-        l2_norm_clip=l2_norm_clip,
-        noise_multiplier=0.0,
-        clipping=clipping,
+    self._clipper = grid_clipper.GridClipper(
+        record_specs, l2_norm_clip=l2_norm_clip, clipping=clipping
     )
+    self._l2_norm_clip = l2_norm_clip
     self._specs = record_specs
     self._rotation = rotation
     # As the event's, which TFF keeps in float32.
     noise_multiplier = float(np.float32(noise_multiplier))
     self._noise_multiplier = noise_multiplier
-    self.num_noised = self._clipper.num_noised
+    self.num_noised = self._clipper.num_elements
     self._size = self.num_noised
     if rotation == 'dft':
       num_blocks, length = _padded(self._size)
@@ -286,7 +286,8 @@ class DistributedSumQuery:
         modulus_stddevs=modulus_stddevs,
     )
     self.modulus = 2**bits
-    self.event = DistributedGaussianDpEvent(
+    self.num_clients = num_clients
+    self._event = DistributedGaussianDpEvent(
         noise_multiplier=noise_multiplier,
         num_clients=num_clients,
         min_clients=self.plan.min_clients,
@@ -310,21 +311,33 @@ class DistributedSumQuery:
   def layer_names(self) -> list[str]:
     return self._clipper.layer_names
 
-  def initial_global_state(self) -> queries.PerLayerClipSumQuery.GlobalState:
-    """The state before the first round, without a noise key."""
-    return self._clipper.initial_global_state()._replace(
-        noise_multiplier=tf.constant(self._noise_multiplier, tf.float32)
+  def initial_global_state(self) -> queries.MechanismState:
+    """Returns the state before the first round, without a noise key."""
+    return queries.MechanismState(
+        l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
+        noise_multiplier=tf.constant(self._noise_multiplier, tf.float32),
+        noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
+        counter=tf.constant(0, tf.int64),
     )
 
-  def derive_sample_params(self, global_state: Any) -> Params:
-    """What clients get of the state."""
+  def event(
+      self, global_state: queries.MechanismState
+  ) -> DistributedGaussianDpEvent:
+    """Returns the event of each round, whatever its state."""
+    del global_state  # It may come from other settings.
+    return self._event
+
+  def derive_sample_params(
+      self, global_state: queries.MechanismState
+  ) -> Params:
+    """Returns what clients get of the state."""
     return Params(
         global_state.l2_norm_clip, global_state.noise_key, global_state.counter
     )
 
   def encode(
-      self, params: Params, record: Any, *, client: tf.Tensor
-  ) -> tuple[tf.Tensor, queries.Measured]:
+      self, params: Params, record: clipping_lib.Nest, *, client: tf.Tensor
+  ) -> tuple[tf.Tensor, grid_clipper.ClippingStats]:
     """Returns what a client sends, int64 [D] in [0, 2^b), and clipping.
 
     Args:
@@ -332,7 +345,7 @@ class DistributedSumQuery:
       record: Nest of float32 tensors.
       client: int64 [], another one for each client of the round.
     """
-    rounded, measured = self.round(params, record, client=client)
+    rounded, stats = self.round(params, record, client=client)
     # After what takes memory of its own.
     with tf.control_dependencies([rounded]):
       noise = discrete_gaussian.draw(
@@ -342,28 +355,34 @@ class DistributedSumQuery:
           release=params.counter,
           stddev=self.plan.local_stddev,
       )
-    return (rounded + noise) % self.modulus, measured
+    return (rounded + noise) % self.modulus, stats
 
   def round(
-      self, params: Params, record: Any, *, client: tf.Tensor
-  ) -> tuple[tf.Tensor, queries.Measured]:
+      self, params: Params, record: clipping_lib.Nest, *, client: tf.Tensor
+  ) -> tuple[tf.Tensor, grid_clipper.ClippingStats]:
     """Steps 1 to 4: int64 [D] of norm S at most. Args as `encode`."""
-    clipped, measured = self._clipper.clip(params.l2_norm_clip, record)
+    clipped, stats = self._clipper.clip(
+        record, l2_norm_clip=params.l2_norm_clip
+    )
     steps = self._clip_in_steps(params.l2_norm_clip)
     flat = tf.concat(
         [tf.reshape(part, [-1]) for part in tf.nest.flatten(clipped)], axis=0
     )
-    grid = self._clipper.grid(params)
-    exact = tf.cast(flat, tf.float64) * (grid * steps)
+    grid_step = self._clipper.grid_step(params.l2_norm_clip)
+    exact = tf.cast(flat, tf.float64) * (grid_step * steps)
     if self._rotation == 'dft':
       padded = tf.pad(exact, [[0, self._size - self.num_noised]])
       exact = _rotate(padded, _seed(params.counter, 0))
-    return self._round(exact, params=params, client=client), measured
+    return self._round(exact, params=params, client=client), stats
 
   def decode(
-      self, total: tf.Tensor, *, num_clients: tf.Tensor, global_state: Any
-  ) -> Any:
-    """Returns the noised sum of records, float64.
+      self,
+      total: tf.Tensor,
+      *,
+      num_clients: tf.Tensor,
+      global_state: queries.MechanismState,
+  ) -> tuple[clipping_lib.Nest, queries.MechanismState]:
+    """Returns the noised sum of records, float64, and the next state.
 
     Args:
       total: The modular sum, int64 [D] in [0, 2^b).
@@ -374,24 +393,27 @@ class DistributedSumQuery:
     exact = tf.cast((total + half) % self.modulus - half, tf.float64)
     if self._rotation == 'dft':
       exact = _rotate_back(exact, _seed(global_state.counter, 0))
-    unit = 1 / self._clip_in_steps(global_state.l2_norm_clip)
-    unit = queries.keyed(unit, global_state)
-    unit = tf.where(
+    step = 1 / self._clip_in_steps(global_state.l2_norm_clip)
+    step = queries.nan_if_unkeyed(step, global_state)
+    step = tf.where(
         num_clients >= self.plan.min_clients,
-        unit,
+        step,
         tf.constant(math.nan, tf.float64),
     )
     parts = tf.split(
-        exact[: self.num_noised] * unit,
+        exact[: self.num_noised] * step,
         [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)],
     )
-    return tf.nest.map_structure(
+    noised = tf.nest.map_structure(
         lambda spec, part: tf.reshape(part, spec.shape),
         self._specs,
         tf.nest.pack_sequence_as(self._specs, parts),
     )
+    return noised, global_state._replace(counter=global_state.counter + 1)
 
-  def derive_metrics(self, global_state: Any) -> dict[str, Any]:
+  def derive_metrics(
+      self, global_state: queries.MechanismState
+  ) -> dict[str, tf.Tensor]:
     """Settings of the coming round; the noise is that of all n clients."""
     return collections.OrderedDict(
         l2_norm_clip=global_state.l2_norm_clip,

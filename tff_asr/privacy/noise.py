@@ -1,19 +1,26 @@
-"""Gaussian noise on a grid: round(N) of N ~ N(0, stddev^2), for each element.
+"""Gaussian noise on an integer grid, drawn from a cryptographic generator.
 
-With S and the step g of a grid, g (S + round(N)) = g round(S + N) for integers
-S: post-processing of the Gaussian mechanism, as if N were a real number. N is
-one of a pair R cos(A), R sin(A), R = sqrt(-2 ln U) (Box and Muller 1958), with
-uniforms U and A / 2 pi whose bits go on as long as they are needed:
+`gaussian` returns integers distributed as round(N), N ~ N(0, stddev^2). The
+same key and release give the same bits in every context, and no two tensors
+share a random stream.
 
-  1. A first try takes 64 bits each of U and A and float64. Its error is below
-     2^-43 stddev if U is in [2^-20, 1 - 2^-20]. If neither N lies so near to
-     a border of two cells, further bits or digits would not change the cells.
-  2. Else (1 pair in 170,000 at stddev 2^23) 448 bits of U, 192 of A and
-     double-double arithmetic give N to 2^-93 stddev.
+    >>> from tff_asr.privacy import keys
+    >>> key = tf.constant(keys.draw())
+    >>> (noise,) = gaussian(
+    ...     [tf.TensorShape([2, 3])],
+    ...     key=key,
+    ...     release=tf.constant(0, tf.int64),
+    ...     stddev=tf.constant(2.0**20, tf.float64),
+    ... )
+    >>> print(noise.dtype.name, noise.shape)
+    int64 (2, 3)
 
-So cells are those of N, but for borders that are off by 2^-93 stddev at most,
-outside an event of probability 2^-320 a pair (U below it): `charge` says what
-that costs. docs/privacy.md has the proof.
+Why not `tf.random.normal`: its float32 values reveal which sum they were added
+to. Here, for an integer sum S, S + round(N) is round(S + N): post-processing of
+the Gaussian mechanism. N is one of a pair R cos(A), R sin(A) with
+R = sqrt(-2 ln U) (Box and Muller 1958). A fast path in float64 decides nearly
+all draws; where its error could change the rounding, an exact path draws more
+bits of U and A. docs/privacy.md ("How noise is drawn") bounds the error.
 """
 
 import concurrent.futures
@@ -27,30 +34,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import script_ops
 
 from tff_asr import checks
 from tff_asr.privacy import chacha20
-from tff_asr.privacy import double_double
+from tff_asr.privacy import host_op
 from tff_asr.privacy import numpy_ops
 from tff_asr.privacy import tensorflow_ops
 
 MAX_STDDEV = 2.0**36
 _MAX_ELEMENTS = 2**32
-# Streams of a tensor: of radii, of angles, of what both take in addition.
+# Random streams of a tensor: radii, angles, further bits of both.
 _RADIUS, _ANGLE, _FURTHER = range(3)
 _STREAMS_PER_TENSOR = 4
-# Of a first result, for uniforms of at least `_LEAST` and at most 1 - `_LEAST`.
+# Errors of the fast and the exact path over stddev. The fast path's holds for
+# uniforms in [_LEAST_WORD / 2^64, 1 - _LEAST_WORD / 2^64].
 _MAX_ERROR = 2.0**-43
 _MAX_EXACT_ERROR = 2.0**-93
 _LEAST_WORD = 2**44
 _BLOCK = 8192
 # Elements whose noise the host draws at once: 64 MiB.
 _GROUP = 2**23
-_TOKEN = 'tff_asr.privacy.noise'
 _NUM_FURTHER_OF_RADIUS = 6
 
-_CONTEXT = double_double.CONTEXT
+_Pair = tuple[Any, Any]  # Of float64 arrays or tensors; see `_add`.
+_CONTEXT = decimal.Context(prec=60)
 _D = decimal.Decimal
 _PI = _D('3.14159265358979323846264338327950288419716939937510582097494459')
 _LN_2 = _CONTEXT.ln(_D(2))
@@ -83,8 +90,7 @@ def gaussian(
     shapes: Fully defined.
     key: int32 [8]; see `keys`.
     release: int64 [], at least 0, number of the release under this key.
-    stddev: float64 [], in cells of the grid, in [0, 2^36]. NaN gives some
-      integers.
+    stddev: float64 [], in grid steps, in [0, 2^36]. NaN gives some integers.
     kernel: 'host' (OpenSSL's ChaCha20 and NumPy, called from the graph; for
       programs that imported this module) or 'tensorflow' (TensorFlow's ops, for
       TFF's native worker and for GPUs). Both give the same bits.
@@ -100,22 +106,24 @@ def gaussian(
   sizes = [_num_elements(shape) for shape in shapes]
   check = tf.debugging.Assert(
       tf.logical_not((stddev < 0) | (stddev > MAX_STDDEV)),
-      ['stddev of the noise is not in [0, 2^36] cells:', stddev],
+      ['stddev of the noise is not in [0, 2^36] grid steps:', stddev],
   )
   # Not constants: the graph optimizer would copy a kernel for each of them, and
   # work a second a tensor.
   zero = tf.cast(key[0] ^ key[0], tf.int64)
-  draw, most = _draw_on_host, _GROUP
-  if kernel == 'tensorflow':
-    draw, most = _draw_in_graph, 0
+  most = _GROUP if kernel == 'host' else 0
 
   def in_turn() -> Iterator[tf.Tensor]:
     count, last = 0, []
     for group in _groups(sizes, most=most):
       with tf.control_dependencies([*last, check]):
-        noise = draw(
+        arguments = (
             key, release, zero + count, stddev, *(zero + n for n in group)
         )
+        if kernel == 'host':
+          noise = _draw_on_host(*arguments, num_outputs=len(group))
+        else:
+          noise = _draw_in_graph(*arguments)
       for drawn in noise:
         yield tf.reshape(drawn, shapes[count])
         count += 1
@@ -124,19 +132,14 @@ def gaussian(
   return in_turn()
 
 
-def charge(*, num_draws: float, stddev: float) -> float:
-  """Returns what inexact borders of cells add to epsilon, at most.
+def sampler_error_epsilon(*, num_draws: float, stddev: float) -> float:
+  """Returns what inexact rounding of draws adds to epsilon, at most.
 
-  Let d = 2^-93 stddev, the error of a border, in cells. A cell's probability
-  is off by a factor within exp(+-e), e = 2 d (1 + 21 / stddev + 1 / stddev^2),
-  up to 21 standard deviations: beyond that, U is below 2^-318. So the
-  probability of any set of outputs of all draws is off by exp(+-num_draws e),
-  for adaptive rounds and mixtures over cohorts, too: epsilon grows by twice
-  that, whatever was composed and sampled.
+  docs/privacy.md ("How noise is drawn") has the proof.
 
   Args:
-    num_draws: Elements with noise, of all releases.
-    stddev: Standard deviation of the noise, in cells; the smallest, if it
+    num_draws: Elements with noise, in all releases.
+    stddev: Standard deviation of the noise, in grid steps; the smallest, if it
       changes, above 0.
 
   Returns:
@@ -144,6 +147,7 @@ def charge(*, num_draws: float, stddev: float) -> float:
     exp(epsilon), which `accounting.epsilon` charges.
   """
   checks.positive(num_draws=num_draws, stddev=stddev)
+  # Error of the border between two integers.
   border = _MAX_EXACT_ERROR * stddev
   return 4 * num_draws * border * (1 + 21 / stddev + 1 / stddev**2)
 
@@ -168,34 +172,19 @@ def _groups(sizes: Sequence[int], *, most: int) -> list[list[int]]:
   return groups
 
 
-def _draw_on_host(
-    key: tf.Tensor,
-    release: tf.Tensor,
-    first: tf.Tensor,
-    stddev: tf.Tensor,
-    *sizes: tf.Tensor,
-) -> list[tf.Tensor]:
-  """`_draw` as an op that finds it by its token, also in a stored graph."""
-  return tf.raw_ops.PyFuncStateless(
-      input=[key, release, first, stddev, *sizes],
-      token=_TOKEN,
-      Tout=[tf.int64] * len(sizes),
-  )
-
-
 class _Stretch(NamedTuple):
   """Pairs of a tensor that one thread draws.
 
   Attributes:
     tensor: Number of the tensor.
     start, stop: The first pair, and that after the last one.
-    cells: int64 [2, pairs of the tensor], to be filled.
+    points: int64 [2, pairs of the tensor], to be filled.
   """
 
   tensor: int
   start: int
   stop: int
-  cells: np.ndarray
+  points: np.ndarray
 
 
 def _draw(
@@ -216,8 +205,10 @@ def _draw(
   share = _BLOCK * max(1, -(-sum(halves) // (_BLOCK * num_threads)))
   drawn = [_aligned(2 * half) for half in halves]
   stretches = [
-      _Stretch(number, start, min(start + share, half), cells.reshape([2, -1]))
-      for number, half, cells in zip(itertools.count(int(first)), halves, drawn)
+      _Stretch(tensor, start, min(start + share, half), points.reshape([2, -1]))
+      for tensor, half, points in zip(
+          itertools.count(int(first)), halves, drawn
+      )
       for start in range(0, half, share)
   ]
   fill = functools.partial(_fill, key=key, release=release, stddev=stddev)
@@ -226,10 +217,10 @@ def _draw(
   else:
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
       found = list(pool.map(fill, stretches))
-  doubtful = [np.concatenate(parts) for parts in zip(*found)]
-  if doubtful and doubtful[0].size:
+  needs_refinement = [np.concatenate(parts) for parts in zip(*found)]
+  if needs_refinement and needs_refinement[0].size:
     # Those of all tensors at once: hundreds of steps, of few elements each.
-    numbers, places, *words = doubtful
+    numbers, places, *words = needs_refinement
     further = chacha20.blocks(
         key.view(np.uint32),
         places.astype(np.uint32),
@@ -240,11 +231,14 @@ def _draw(
         ],
         ops=numpy_ops,
     )
-    exact = np.stack(_exact(*words, further, stddev, numpy_ops))
-    for number, cells in enumerate(drawn, int(first)):
+    exact = np.stack(_exact_path(*words, further, stddev, numpy_ops))
+    for number, points in enumerate(drawn, int(first)):
       of_tensor = numbers == number
-      cells.reshape([2, -1])[:, places[of_tensor]] = exact[:, of_tensor]
-  return [cells[: int(size)] for cells, size in zip(drawn, sizes)]
+      points.reshape([2, -1])[:, places[of_tensor]] = exact[:, of_tensor]
+  return [points[: int(size)] for points, size in zip(drawn, sizes)]
+
+
+_draw_on_host = host_op.register('tff_asr.privacy.noise', _draw)
 
 
 def _fill(
@@ -261,20 +255,26 @@ def _fill(
       for kind in (_RADIUS, _ANGLE)
   )
   zeros = np.zeros(8 * min(_BLOCK, stretch.stop - stretch.start), np.uint8)
-  first, second = stretch.cells
+  first, second = stretch.points
   found = []
   for start in range(stretch.start, stretch.stop, _BLOCK):
     stop = min(start + _BLOCK, stretch.stop)
     radius, angle = np.empty([2, stop - start], '<u8')
     radii.next(zeros[: radius.nbytes], radius)
     angles.next(zeros[: angle.nbytes], angle)
-    first[start:stop], second[start:stop], doubtful = _first_try(
+    first[start:stop], second[start:stop], needs_refinement = _fast_path(
         radius, angle, stddev, numpy_ops
     )
-    places = np.flatnonzero(doubtful)
+    places = np.flatnonzero(needs_refinement)
     found.append((places + start, radius[places], angle[places]))
   places, *words = map(np.concatenate, zip(*found))
   return np.full_like(places, stretch.tensor), places, *words
+
+
+def _pair_constant(value: decimal.Decimal) -> tuple[float, float]:
+  """Returns the pair nearest to a number."""
+  hi = float(value)
+  return hi, float(_CONTEXT.subtract(value, decimal.Decimal(hi)))
 
 
 def _chebyshev(coefficients: dict[int, decimal.Decimal]) -> list[float]:
@@ -328,8 +328,8 @@ with decimal.localcontext(_CONTEXT):
   _LOGARITHM_2 = [_D(2) / (2 * n + 1) for n in range(21)]
   _COSINE_2 = [_D((-1) ** n) / math.factorial(2 * n) for n in range(15)]
   _SINE_2 = [_D((-1) ** n) / math.factorial(2 * n + 1) for n in range(15)]
-  _QUARTER_TURN_2 = double_double.constant(_PI / 2)
-_LN_2_2 = double_double.constant(_LN_2)
+  _QUARTER_TURN_2 = _pair_constant(_PI / 2)
+_LN_2_2 = _pair_constant(_LN_2)
 _MINUS_TWO_LN_2 = -2 * float(_LN_2)
 
 
@@ -344,8 +344,8 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
   return value
 
 
-def _first_try(u: Any, v: Any, stddev: Any, ops: Any) -> tuple[Any, Any, Any]:
-  """Cells of a pair from 64 bits each of radius and angle.
+def _fast_path(u: Any, v: Any, stddev: Any, ops: Any) -> tuple[Any, Any, Any]:
+  """Rounded draws of a pair from 64 bits each of radius and angle.
 
   Args:
     u: uint64 [n].
@@ -382,20 +382,20 @@ def _first_try(u: Any, v: Any, stddev: Any, ops: Any) -> tuple[Any, Any, Any]:
   second *= radius
   limit = 0.5 - _MAX_ERROR * stddev
   signed = ops.bitcast(u, ops.INT64)
-  doubtful = (signed ^ ops.right_shift(signed, 63)) < _LEAST_WORD
-  cells = []
+  needs_refinement = (signed ^ ops.right_shift(signed, 63)) < _LEAST_WORD
+  points = []
   for value in (first, second):
     nearest = ops.rint(value)
     value -= nearest
-    doubtful = doubtful | (abs(value) > limit)
-    cells.append(ops.cast(nearest, ops.INT64))
-  return *cells, doubtful
+    needs_refinement = needs_refinement | (abs(value) > limit)
+    points.append(ops.cast(nearest, ops.INT64))
+  return *points, needs_refinement
 
 
-def _exact(
+def _exact_path(
     u: Any, v: Any, further: Any, stddev: Any, ops: Any
 ) -> tuple[Any, Any]:
-  """Cells of a pair from 448 bits of radius and 192 of angle.
+  """Rounded draws of a pair from 448 bits of radius and 192 of angle.
 
   Args:
     u: uint64 [n].
@@ -410,14 +410,14 @@ def _exact(
   words = [u, *(further[:, i] for i in range(_NUM_FURTHER_OF_RADIUS))]
   radius = _radius(words, ops)
   words = [further[:, i] for i in range(_NUM_FURTHER_OF_RADIUS, 8)]
-  scaled = double_double.multiply(radius, (stddev, 0.0 * stddev))
+  scaled = _multiply(radius, (stddev, 0.0 * stddev))
   return tuple(
-      _nearest(double_double.multiply(scaled, part), ops)
+      _nearest(_multiply(scaled, part), ops)
       for part in _direction(v, words, ops)
   )
 
 
-def _fraction(words: Sequence[Any], ops: Any) -> double_double.Pair:
+def _fraction(words: Sequence[Any], ops: Any) -> _Pair:
   """Words of 64 bits, most significant first, as a number in [0, 1).
 
   Half a unit of the last bit is added, so that it is never 0.
@@ -430,13 +430,13 @@ def _fraction(words: Sequence[Any], ops: Any) -> double_double.Pair:
       halves.append(value[None] * 2.0 ** (-64 * place - 64 + shift))
   zero = 0.0 * halves[0][0]
   return ops.fold(
-      lambda total, half: double_double.add(total, (half, zero)),
+      lambda total, half: _add(total, (half, zero)),
       (zero + 2.0 ** (-64 * len(words) - 1), zero),
       ops.concat(halves[::-1]),
   )
 
 
-def _radius(words: Sequence[Any], ops: Any) -> double_double.Pair:
+def _radius(words: Sequence[Any], ops: Any) -> _Pair:
   """sqrt(-2 ln U) of the U with these bits."""
   # Near 1, what counts is 1 - U: the complement of the bits.
   top = ops.bitcast(words[0], ops.INT64)
@@ -449,30 +449,30 @@ def _radius(words: Sequence[Any], ops: Any) -> double_double.Pair:
   power = ops.bitcast(
       ops.left_shift(1023 - exponent, _EXPONENT), ops.FLOAT64
   )
-  minus_one = double_double.add((hi * power, lo * power), (-1.0, 0.0))
-  plus_one = double_double.add((hi * power, lo * power), (1.0, 0.0))
-  two_minus = double_double.add((-hi, -lo), (2.0, 0.0))
-  below = double_double.divide(
+  minus_one = _add((hi * power, lo * power), (-1.0, 0.0))
+  plus_one = _add((hi * power, lo * power), (1.0, 0.0))
+  two_minus = _add((-hi, -lo), (2.0, 0.0))
+  below = _divide(
       tuple(ops.where(is_near_one, *x) for x in zip((-hi, -lo), minus_one)),
       tuple(ops.where(is_near_one, *x) for x in zip(two_minus, plus_one)),
   )
-  logarithm = double_double.multiply(
+  logarithm = _multiply(
       below,
-      double_double.polynomial(
-          double_double.multiply(below, below), _LOGARITHM_2, ops
+      _pair_polynomial(
+          _multiply(below, below), _LOGARITHM_2, ops
       ),
   )
   exponent = ops.cast(exponent, ops.FLOAT64)
-  logarithm = double_double.add(
+  logarithm = _add(
       logarithm,
-      double_double.multiply((exponent, 0.0 * exponent), _LN_2_2),
+      _multiply((exponent, 0.0 * exponent), _LN_2_2),
   )
-  return double_double.root((-2.0 * logarithm[0], -2.0 * logarithm[1]), ops)
+  return _root((-2.0 * logarithm[0], -2.0 * logarithm[1]), ops)
 
 
 def _direction(
     word: Any, words: Sequence[Any], ops: Any
-) -> tuple[double_double.Pair, double_double.Pair]:
+) -> tuple[_Pair, _Pair]:
   """Cosine and sine of the angle with these bits, word / 2^64 of a turn."""
   signed = ops.bitcast(word, ops.INT64)
   # Quarter turns, and the rest in [-1/2, 1/2) of one.
@@ -481,14 +481,14 @@ def _direction(
   hi = ops.cast(ops.right_shift(rest, 32), ops.FLOAT64) * 2.0**-30
   lo = ops.cast(rest & 0xFFFFFFFF, ops.FLOAT64) * 2.0**-62
   tail = _fraction(words, ops)
-  turn = double_double.add(
-      (tail[0] * 2.0**-62, tail[1] * 2.0**-62), double_double.two_sum(hi, lo)
+  turn = _add(
+      (tail[0] * 2.0**-62, tail[1] * 2.0**-62), _two_sum(hi, lo)
   )
-  angle = double_double.multiply(turn, _QUARTER_TURN_2)
-  square = double_double.multiply(angle, angle)
-  cosine = double_double.polynomial(square, _COSINE_2, ops)
-  sine = double_double.multiply(
-      angle, double_double.polynomial(square, _SINE_2, ops)
+  angle = _multiply(turn, _QUARTER_TURN_2)
+  square = _multiply(angle, angle)
+  cosine = _pair_polynomial(square, _COSINE_2, ops)
+  sine = _multiply(
+      angle, _pair_polynomial(square, _SINE_2, ops)
   )
   is_odd = ops.equal(quarters & 1, 1)
   # 1 in quarters 0 and 3 for the cosine, in 0 and 1 for the sine, else -1.
@@ -500,7 +500,7 @@ def _direction(
   )
 
 
-def _nearest(value: double_double.Pair, ops: Any) -> Any:
+def _nearest(value: _Pair, ops: Any) -> Any:
   """The integer nearest to a pair, int64."""
   nearest = ops.rint(value[0])
   rest = (value[0] - nearest) + value[1]
@@ -508,6 +508,92 @@ def _nearest(value: double_double.Pair, ops: Any) -> Any:
       ops.cast(nearest, ops.INT64)
       + ops.cast(rest > 0.5, ops.INT64)
       - ops.cast(rest < -0.5, ops.INT64)
+  )
+
+
+# Double-double arithmetic: pairs of float64 that stand for their sum, by NumPy
+# and TensorFlow alike. A pair (hi, lo) has |lo| at most half a unit in the last
+# place of hi, so some 106 bits. Operations are those that IEEE 754 rounds
+# correctly, without fused multiply-add. No sum here has three terms in a row,
+# nor is a constant added twice: TensorFlow's graph optimizer takes such sums to
+# be associative and would lose what was rounded; it leaves differences alone.
+# Relative errors for u = 2^-53 (Joldes, Muller and Popescu 2017,
+# https://doi.org/10.1145/3121432): _add 3 u^2 + 13 u^3 for numbers of any sign,
+# _multiply 7 u^2, _divide 16 u^2.
+
+_SPLITTER = 2.0**27 + 1
+
+
+def _two_sum(x: Any, y: Any) -> _Pair:
+  """x + y of float64, exactly."""
+  total = x + y
+  part = total - x
+  return total, (x - (total - part)) - (part - y)
+
+
+def _sorted_sum(x: Any, y: Any) -> _Pair:
+  """x + y of float64, exactly, if x is 0 or its exponent is not below y's."""
+  total = x + y
+  return total, y - (total - x)
+
+
+def _halves(x: Any) -> _Pair:
+  """x of float64 as a sum of two of 26 bits (Veltkamp)."""
+  shifted = x * _SPLITTER
+  hi = shifted - (shifted - x)
+  return hi, x - hi
+
+
+def _two_product(x: Any, y: Any) -> _Pair:
+  """x y of float64, exactly (Dekker)."""
+  product = x * y
+  x_hi, x_lo = _halves(x)
+  y_hi, y_lo = _halves(y)
+  rest = ((product - x_hi * y_hi) - x_hi * y_lo) - x_lo * y_hi
+  return product, x_lo * y_lo - rest
+
+
+def _add(x: _Pair, y: _Pair) -> _Pair:
+  """x + y."""
+  hi, hi_error = _two_sum(x[0], y[0])
+  lo, lo_error = _two_sum(x[1], y[1])
+  hi, error = _sorted_sum(hi, hi_error + lo)
+  return _sorted_sum(hi, error + lo_error)
+
+
+def _multiply(x: _Pair, y: _Pair) -> _Pair:
+  """x y."""
+  hi, lo = _two_product(x[0], y[0])
+  return _sorted_sum(hi, lo - (x[0] * -y[1] - x[1] * y[0]))
+
+
+def _divide(x: _Pair, y: _Pair) -> _Pair:
+  """x / y."""
+  ratio = x[0] / y[0]
+  product = _multiply((ratio, 0 * ratio), y)
+  rest = (x[0] - product[0]) - (product[1] - x[1])
+  return _sorted_sum(ratio, rest / y[0])
+
+
+def _root(x: _Pair, ops: Any) -> _Pair:
+  """Square root of x > 0, by one step of Newton's."""
+  first = ops.sqrt(x[0])
+  hi, lo = _two_product(first, first)
+  return _sorted_sum(first, ((x[0] - hi) - (lo - x[1])) / (2.0 * first))
+
+
+def _pair_polynomial(
+    x: _Pair, coefficients: list[decimal.Decimal], ops: Any
+) -> _Pair:
+  """Sum of coefficients[i] x^i, by Horner's rule.
+
+  The caller sees to it that each partial sum is some power of two at least as
+  large as its successor times x: then errors add up to a few u^2.
+  """
+  return ops.fold(
+      lambda value, pair: _add(_multiply(value, x), (pair[0], pair[1])),
+      (0.0 * x[0], 0.0 * x[0]),
+      np.array([_pair_constant(value) for value in reversed(coefficients)]),
   )
 
 
@@ -553,8 +639,8 @@ def _draw_in_graph(
       )[:half]
       for kind in (_RADIUS, _ANGLE)
   )
-  first, second, doubtful = _first_try(radius, angle, stddev, ops)
-  places = tf.where(doubtful)
+  first, second, needs_refinement = _fast_path(radius, angle, stddev, ops)
+  places = tf.where(needs_refinement)
   further = chacha20.blocks(
       key, tf.cast(places[:, 0], tf.uint32), nonce(_FURTHER), ops=ops
   )
@@ -565,15 +651,15 @@ def _draw_in_graph(
       )
       for words in (radius, angle)
   )
-  exact = _exact(radius, angle, further, stddev, ops)
-  cells = tf.concat(
+  exact = _exact_path(radius, angle, further, stddev, ops)
+  points = tf.concat(
       [
-          tf.tensor_scatter_nd_update(cells, places, better)
-          for cells, better in zip((first, second), exact)
+          tf.tensor_scatter_nd_update(fast, places, better)
+          for fast, better in zip((first, second), exact)
       ],
       axis=0,
   )
-  return [cells[:size]]
+  return [points[:size]]
 
 
 def _aligned(size: int) -> np.ndarray:
@@ -584,6 +670,3 @@ def _aligned(size: int) -> np.ndarray:
   return room[start : start + size]
 
 
-# Under a name of its own, so that a stored graph finds it in each program that
-# imports this module; `tf.numpy_function` would number it.
-script_ops._py_funcs._funcs[_TOKEN] = _draw  # pylint: disable=protected-access

@@ -230,9 +230,9 @@ class _Rounds:
     """Writes a round's file, in place of an older one's."""
     metrics = done.output.metrics['aggregator']['dp_query_metrics']
     clip = float(metrics['l2_norm_clip'])
-    is_correlated = hasattr(
-        private_rounds.query_state(done.output.state), 'buffers'
-    )
+    is_correlated = private_rounds.query_state(
+        done.output.state
+    ).is_correlated
     stddev = float(metrics[
         'noise_stddev_before_correlation'
         if is_correlated else 'noise_stddev_on_sum'

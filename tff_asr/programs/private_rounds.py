@@ -326,9 +326,8 @@ class PrivateRoundRunner:
     """
     state = output.state
     # Buffers of noise follow from keys and counters, and are large.
-    large = {'buffers': ()} if hasattr(query_state(state), 'buffers') else {}
     keyless = with_query_state(
-        state, noise_key=np.zeros_like(self.noise.key), **large
+        state, noise_key=np.zeros_like(self.noise.key), buffers=()
     )
     metrics = output.metrics
     if isinstance(metrics, Mapping):
@@ -356,35 +355,32 @@ def keep_noise(state: Any, *, after: Any) -> Any:
     after: That after it.
   """
   noise = query_state(after)
-  if not hasattr(noise, 'buffers'):
+  if not noise.is_correlated:
     return state
   return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
 
 
 def without_noise(state: Any) -> Any:
   """A learning process's state at the start of another mechanism."""
-  changes = {'counter': np.int64(0)}
-  if hasattr(query_state(state), 'buffers'):
-    changes['buffers'] = tree.map_structure(
-        lambda part: np.zeros(part.shape, np.asarray(part).dtype),
-        query_state(state).buffers,
-    )
-  return with_query_state(state, **changes)
+  return _replace_query_state(state, query_state(state).restarted())
 
 
-def query_state(state: Any) -> Any:
+def query_state(state: Any) -> queries.MechanismState:
   """The query's state within a learning process's."""
-  return state.aggregator.query_state.numerator_state
+  return state.aggregator.query_state
 
 
 def with_query_state(state: Any, **changes: Any) -> Any:
   """A learning process's state with other fields of its query's."""
-  mean_state = state.aggregator.query_state._replace(
-      numerator_state=query_state(state)._replace(**changes)
-  )
-  return state._replace(
-      aggregator=state.aggregator._replace(query_state=mean_state)
-  )
+  return _replace_query_state(state, query_state(state)._replace(**changes))
+
+
+def _replace_query_state(
+    state: Any, new_query_state: queries.MechanismState
+) -> Any:
+  """A learning process's state with another state of its query."""
+  aggregator = state.aggregator._replace(query_state=new_query_state)
+  return state._replace(aggregator=aggregator)
 
 
 def _next_key(key: np.ndarray) -> np.ndarray:
@@ -554,7 +550,7 @@ def _cost(
     strategy = event.strategy
     in_steps = correlated_noise.noise_resolution(event)
     # Counts of adaptive clips have elements of their own.
-    num_counts = len(getattr(query_state(state), 'layer_clips', ()))
+    num_counts = np.size(query_state(state).layer_clips)
     noise_multiplier = correlated_noise.charged_noise_multiplier(
         event, num_elements=num_elements + num_counts
     )

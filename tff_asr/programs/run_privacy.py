@@ -110,7 +110,9 @@ def write_statement(
       unit=contents.privacy_unit,
       invalidations=contents.invalidations,
       inherited=contents.inherited,
-      adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
+      adaptive_layers=0 if query_state is None else np.size(
+          query_state.layer_clips
+      ),
       apart=[other.privacy_unit for other in contents.other_units],
       notes=contents.notes,
       inputs=inputs,

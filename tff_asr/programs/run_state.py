@@ -190,10 +190,8 @@ def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
   buffers, sampler_key, groups = (), (), ''
   process, source = state.process, state.source
   if _has_secrets(state):
-    query_state = private_rounds.query_state(process)
-    if hasattr(query_state, 'buffers'):
-      buffers = query_state.buffers
-      process = private_rounds.with_query_state(process, buffers=())
+    buffers = private_rounds.query_state(process).buffers
+    process = private_rounds.with_query_state(process, buffers=())
   if isinstance(source, cohorts.CohortState):
     sampler_key, groups = source.key, source.groups
     source = source._replace(key=(), groups='')
@@ -209,10 +207,7 @@ def _joined(state: RunState, secrets: Secrets) -> RunState:
   """Inverse of `_split`."""
   process, source = state.process, state.source
   if _has_secrets(secrets):
-    if hasattr(private_rounds.query_state(process), 'buffers'):
-      process = private_rounds.with_query_state(
-          process, buffers=secrets.buffers
-      )
+    process = private_rounds.with_query_state(process, buffers=secrets.buffers)
   if isinstance(source, cohorts.CohortState):
     source = source._replace(
         key=secrets.sampler_key, groups=secrets.groups

@@ -1,0 +1,287 @@
+"""Clips records by layer and rounds them to integers, so that sums are exact.
+
+The norm of what `GridClipper.clip` returns is at most C, for the bits that are
+summed and not for real numbers alone: docs/privacy.md ("Why the clip is
+exact"). `clipping` divides C over layers.
+
+  H: layers.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import NamedTuple, Optional
+
+from absl import logging
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr import sequential
+from tff_asr.privacy import clipping as clipping_lib
+
+# g over C, and at most over C / sqrt(D), the root mean square of the elements
+# of a record of norm C. The first is the smaller up to D = 2^32.
+STEP_OVER_CLIP = 2.0**-24
+_STEP_OVER_ELEMENT = 2.0**-8
+MIN_CLIP, MAX_CLIP = 1e-30, 1e30
+# A run whose grid keeps less of an update logs a warning.
+_LEAST_KEPT = 0.99
+
+
+class ClippingStats(NamedTuple):
+  """Effect of clipping, summed over records: exact, and therefore not private.
+
+  H: layers, as the clipping divides a record into them.
+
+  Attributes:
+    num_finite: Records without NaN and infinity; others have zeros below.
+    num_clipped: Records of which at least one layer was changed.
+    norm: Norms of the records before clipping, float32.
+    clipped_norm: Norms of the records after clipping, float32.
+    layer_norms: Norms of layers before clipping, float32 [H].
+    clipped_layer_norms: Norms of layers after clipping, float32 [H].
+    layers_clipped: Records whose layer was changed, float32 [H].
+  """
+
+  num_finite: tf.Tensor
+  num_clipped: tf.Tensor
+  norm: tf.Tensor
+  clipped_norm: tf.Tensor
+  layer_norms: tf.Tensor
+  clipped_layer_norms: tf.Tensor
+  layers_clipped: tf.Tensor
+
+
+class GridClipper:
+  """Clips records layer by layer and rounds them toward zero to integers.
+
+  The result is in steps of a grid. Its norm is at most C / g for the clip C and
+  the grid step g, exactly: docs/privacy.md ("Why the clip is exact").
+
+    - An element is rounded toward zero; see `norm_kept`.
+    - A layer under C_h is not scaled, unless the rule is `rescale`; one at C_h
+      loses a step where it is on the grid. A layer of zeros stays zeros.
+    - A record with a NaN or an infinity anywhere becomes all zeros.
+    - C = inf clips nothing. Such records have no bound, so no grid holds them:
+      they stay float32.
+
+  Attributes:
+    layers: The H layers.
+    num_elements: D, elements of a record.
+    step_over_clip: Upper bound on g / C; as a power of two, g is more than half
+      of it.
+    dtype: Of clipped records and their sums: int64, or float32 without a clip.
+  """
+
+  def __init__(
+      self,
+      record_specs: clipping_lib.Nest,
+      *,
+      l2_norm_clip: float,
+      clipping: clipping_lib.Clipping,
+      grid_follows_clip: bool = False,
+  ):
+    """Creates the clipper.
+
+    Args:
+      record_specs: clipping_lib.Nest of float32 `tf.TensorSpec`, like a record.
+      l2_norm_clip: C of the first round, in [1e-30, 1e30], or infinity.
+      clipping: How C is divided over layers.
+      grid_follows_clip: Whether C / g is the same power of two for every C.
+        Otherwise g is a power of two.
+    """
+    if l2_norm_clip != math.inf:
+      checks.in_range(MIN_CLIP, MAX_CLIP, l2_norm_clip=l2_norm_clip)
+    self._specs = tf.nest.flatten(record_specs)
+    self._l2_norm_clip = l2_norm_clip
+    self._rule = clipping.rule
+    self._grid_follows_clip = grid_follows_clip
+    self.layers = clipping.divide(record_specs)
+    self.num_elements = sum(math.prod(spec.shape) for spec in self._specs)
+    self.step_over_clip = step_over_clip(self.num_elements)
+    self.dtype = tf.float32 if l2_norm_clip == math.inf else tf.int64
+    kept = self.norm_kept()
+    logging.log(
+        logging.WARNING if kept < _LEAST_KEPT else logging.INFO,
+        'The grid of sums keeps %.3f %% of the norm of an update whose layers '
+        'have the norms of their clips.',
+        100 * kept,
+    )
+
+  @property
+  def layer_names(self) -> list[str]:
+    """Names of the layers, H of them."""
+    return [layer.name for layer in self.layers]
+
+  @property
+  def is_global(self) -> bool:
+    """Whether all layers are clipped as one."""
+    return self.layers[0].share is None
+
+  def grid_step(self, l2_norm_clip: tf.Tensor) -> tf.Tensor:
+    """Returns g for a clip C, float64 []; 1 without a clip.
+
+    At most 2^-24 C and 2^-8 C / sqrt(D): the largest power of two, or the
+    largest power of two times C if the grid follows the clip.
+
+    Args:
+      l2_norm_clip: C, float32 [].
+    """
+    if self.dtype != tf.int64:
+      return tf.constant(1.0, tf.float64)
+    clip = tf.cast(l2_norm_clip, tf.float64)
+    if self._grid_follows_clip:
+      return clip * self.first_step_over_clip()
+    # The exponent's bits alone are the power of two below.
+    bits = tf.bitwise.bitwise_and(
+        tf.bitcast(clip * self.step_over_clip, tf.int64),
+        tf.constant(0x7FF << 52, tf.int64),
+    )
+    return tf.bitcast(bits, tf.float64)
+
+  def first_step_over_clip(self) -> float:
+    """Returns g / C of the first round."""
+    # In Python, as this may be called while a graph is traced.
+    if self._grid_follows_clip:
+      return _power_of_two(self.step_over_clip)
+    clip = self._l2_norm_clip
+    return _power_of_two(clip * self.step_over_clip) / clip
+
+  def norm_kept(self) -> float:
+    """Returns the share of a record's norm that rounding toward zero keeps.
+
+    In [0, 1], for a record of normal elements whose layers have the norms C_h
+    of the first round; 1 without a clip.
+    """
+    if self.dtype != tf.int64:
+      return 1.0
+    step = self.first_step_over_clip()
+    kept = 0.0
+    for layer in self.layers:
+      size = sum(math.prod(self._specs[i].shape) for i in layer.indices)
+      share = layer.share
+      if share is None:  # As if by size.
+        share = math.sqrt(size / self.num_elements)
+      if size:
+        stddev = share / math.sqrt(size) / step
+        kept += share**2 * _square_kept(stddev)
+    return math.sqrt(kept)
+
+  def clip(
+      self,
+      record: clipping_lib.Nest,
+      *,
+      l2_norm_clip: tf.Tensor,
+      layer_clips: Optional[tf.Tensor] = None,
+  ) -> tuple[clipping_lib.Nest, ClippingStats]:
+    """Clips a record and rounds it to the grid.
+
+    Args:
+      record: clipping_lib.Nest of float32 tensors.
+      l2_norm_clip: C, float32 [].
+      layer_clips: C_h, float32 [H], or [1] if all layers are clipped as one;
+        None: C divided by the clipping's shares.
+
+    Returns:
+      A nest of `dtype` in steps of g, and what clipping did.
+    """
+    clip = tf.cast(l2_norm_clip, tf.float64)
+    if layer_clips is None:
+      clips = [
+          None if layer.share is None else layer.share * clip
+          for layer in self.layers
+      ]
+    else:
+      clips = tf.unstack(tf.cast(layer_clips, tf.float64))
+      if self.is_global:
+        clip, clips = clips[0], [None] * len(self.layers)
+    # Smaller by what float64 may round below, so that C holds exactly.
+    shrink = 1 - (self.num_elements + 32) * 2.0**-52
+    tensors = tf.nest.flatten(record)
+    squared_norms = sequential.sequential_map(squared_norm, tensors)
+    # In float64 the squares of finite float32 values neither overflow nor
+    # vanish, so this is finite exactly when every element is.
+    is_finite = tf.math.is_finite(tf.add_n(squared_norms))
+    factors = clipping_lib.factors(
+        squared_norms,
+        layers=self.layers,
+        layer_clips=[c if c is None else shrink * c for c in clips],
+        clip=shrink * clip,
+        rule=self._rule,
+    )
+    grid_step = self.grid_step(l2_norm_clip)
+    # Casting to int64 rounds toward zero. Zero times NaN is zero here.
+    clipped = sequential.sequential_map(
+        lambda tensor, factor: tf.cast(
+            tf.math.multiply_no_nan(
+                tf.cast(tensor, tf.float64),
+                tf.where(is_finite, factor / grid_step, 0.0),
+            ),
+            self.dtype,
+        ),
+        tensors,
+        factors,
+    )
+    stats = _stats_of_finite(squared_norms, factors, layers=self.layers)
+    return (
+        tf.nest.pack_sequence_as(record, clipped),
+        tf.nest.map_structure(
+            lambda value: tf.where(is_finite, value, tf.zeros_like(value)),
+            stats,
+        ),
+    )
+
+
+def step_over_clip(num_elements: int) -> float:
+  """Returns an upper bound on g / C for records of so many elements."""
+  return min(
+      STEP_OVER_CLIP, _STEP_OVER_ELEMENT / math.sqrt(max(1, num_elements))
+  )
+
+
+def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
+  """Sum of an array's squares in float64, in one pass."""
+  return 2 * tf.nn.l2_loss(tf.cast(tensor, tf.float64))
+
+
+def _stats_of_finite(
+    squared_norms: Sequence[tf.Tensor],
+    factors: Sequence[tf.Tensor],
+    *,
+    layers: Sequence[clipping_lib.Layer],
+) -> ClippingStats:
+  """Statistics of a finite record."""
+  layer_norms = tf.sqrt(
+      [clipping_lib.layer_square(squared_norms, layer) for layer in layers]
+  )
+  # All tensors of a layer have one factor. Zeros times any factor stay zeros.
+  layer_factors = tf.stack([factors[layer.indices[0]] for layer in layers])
+  changed = tf.not_equal(layer_factors, 1) & (layer_norms > 0)
+  changed = tf.cast(changed, tf.float32)
+  clipped_square = tf.add_n([
+      square * tf.square(factor)
+      for square, factor in zip(squared_norms, factors, strict=True)
+  ])
+  return ClippingStats(
+      num_finite=tf.constant(1.0),
+      num_clipped=tf.reduce_max(changed),
+      norm=tf.cast(tf.sqrt(tf.add_n(squared_norms)), tf.float32),
+      clipped_norm=tf.cast(tf.sqrt(clipped_square), tf.float32),
+      layer_norms=tf.cast(layer_norms, tf.float32),
+      clipped_layer_norms=tf.cast(layer_norms * layer_factors, tf.float32),
+      layers_clipped=changed,
+  )
+
+
+def _power_of_two(value: float) -> float:
+  """The largest power of two of at most a positive value."""
+  return 2.0 ** (math.frexp(value)[1] - 1)
+
+
+def _square_kept(stddev: float) -> float:
+  """E[trunc(x)^2] / E[x^2] for x ~ N(0, stddev^2), from 4 on to 1 %.
+
+  The part that is cut off is nearly uniform on [0, 1): E[(|x| - U)^2] is
+  stddev^2 - E|x| + 1 / 3.
+  """
+  cut = math.sqrt(2 / math.pi) * stddev - 1 / 3
+  return max(0.0, 1 - cut / stddev**2)
