@@ -52,7 +52,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'numpy',
             'tensorflow',
             'tensorflow_federated',
-            'tensorflow_privacy',
             'tree',
         ),
         'data': (
