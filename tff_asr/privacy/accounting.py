@@ -448,8 +448,8 @@ def _charge_sampler(
 
   Noise ends: delta grows by less than num_draws 2^-300 exp(epsilon). As error
   is at least 4 num_draws 2^-93 23 (`noise.sampler_error_epsilon`), that is less
-  than error 2^-213 exp(epsilon), which counts from epsilon 100 on. Where it would take
-  half of delta, epsilon is infinite.
+  than error 2^-213 exp(epsilon), which counts from epsilon 100 on. Where it
+  would take half of delta, epsilon is infinite.
 
   Args:
     find: Epsilon without that, of a delta.
