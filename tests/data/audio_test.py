@@ -31,7 +31,7 @@ def _encode(
   return buffer.getvalue()
 
 
-# What no header tells, and libsndfile cannot recognise.
+# Formats without a header, which libsndfile cannot recognise.
 _HEADERLESS = ('RAW', 'SD2')
 # Formats that have one rate only.
 _FIXED_RATES = {'XI': 44_100, 'WVE': 8000}
@@ -48,7 +48,7 @@ def _pairs() -> list[tuple[str, str]]:
 
 
 def _mp3_without_length(samples: np.ndarray, *, mode: str) -> bytes:
-  """An MP3 file without its first frame, which tells its length."""
+  """An MP3 file without its first frame, which states its length."""
   buffer = io.BytesIO()
   with soundfile.SoundFile(
       buffer,
@@ -264,7 +264,7 @@ class AudioTest(cases.TestCase):
     noise = np.random.default_rng(3).integers(-(2**15), 2**15, 9000)
     noise = noise.astype(np.int16)
     conversions = collections.Counter()
-    # Content and not the name tells the format.
+    # The format follows from the content, not from the name.
     path = self.path('clip.ogg')
     pathlib.Path(path).write_bytes(_encode(noise, container=container))
     found = audio.read(path, conversions=conversions)

@@ -220,8 +220,9 @@ class ClientDataTest(cases.TestCase):
     starts = _record_starts(data.corpus.path, 0)
     clients = data.records_of(['cleo', 'anna'])
     self.assertEqual([each.client_id for each in clients], ['cleo', 'anna'])
-    self.assertEqual([each.offsets.tolist() for each in clients],
-                     [starts[4:], starts[:3]])
+    self.assertEqual(
+        [each.offsets.tolist() for each in clients], [starts[4:], starts[:3]]
+    )
     self.assertEqual([int(each.shard) for each in clients], [0, 0])
     rows = records.locations_of(clients[0])
     np.testing.assert_array_equal(rows[records.OFFSET], starts[4:])
@@ -289,7 +290,7 @@ class ClientDataTest(cases.TestCase):
         tf.errors.InvalidArgumentError,
         'the client is not among those of',
     ):
-      run(tf.constant('nobody'))
+      run(tf.constant('dora'))
 
   def test_selection(self):
     data = client_data.load(
@@ -405,7 +406,7 @@ class ClientDataTest(cases.TestCase):
     self.enterContext(_restored(cleo))
     with open(cleo, 'r+b') as f:
       content = f.read()
-      # As long as the one in whose place it comes.
+      # Of the same length as the record that it replaces.
       found = list(tf.data.TFRecordDataset(cleo).as_numpy_iterator())
       foreign = found[record - 1].replace(b'cleo', b'anna')
       with tf.io.TFRecordWriter(self.path('one')) as writer:

@@ -18,7 +18,7 @@ _SAID = {
 
 
 def _stamp(path: str) -> int:
-  """Changes with each writing, since files are written anew beside it."""
+  """Changes with each writing: files are replaced by new ones."""
   return os.stat(path).st_ino
 
 
@@ -48,7 +48,7 @@ class SpeakersTest(cases.TestCase):
         'client_id\tgender\tage\taccent\n'
         'ann\t\t\t\nbob\tmale\tteens\t\ncai\t\t\t\n',
     )
-    # What is not said is not there.
+    # Unknown attributes are missing.
     self.assertEqual(self.read(), {'bob': {'gender': 'male', 'age': 'teens'}})
     self.assertEqual(
         summaries.read(self.folder)['attributes'],

@@ -79,9 +79,9 @@ class SummariesTest(cases.TestCase):
         [
             'train: x: 1,200',
             'train: left out, is empty: 2 (see dropped.tsv)',
-            'train: gender known of 1,100 of 1,200 speakers',
-            'train: age known of 9 of 1,200 speakers; 3 left empty: the corpus'
-            ' says several',
+            'train: gender known for 1,100 of 1,200 speakers',
+            'train: age known for 9 of 1,200 speakers; 3 left empty: several'
+            ' values in the corpus',
         ],
     )
 

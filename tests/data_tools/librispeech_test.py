@@ -137,7 +137,7 @@ class LibriSpeechTest(cases.TestCase):
         (output / 'dev/speakers.tsv').read_text(),
         'client_id\tgender\n19\tfemale\n84\tmale\n',
     )
-    self.assertIn('dev: gender known of 2 of 2 speakers', done.stdout)
+    self.assertIn('dev: gender known for 2 of 2 speakers', done.stdout)
     with open(self.source / 'dev/19/1/19-1-0000.flac', 'r+b') as f:
       f.truncate(200)
     arguments += ('--overwrite',)

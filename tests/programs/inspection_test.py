@@ -34,7 +34,7 @@ class InspectionTest(cases.TestCase):
     self.assertIn('b: every shard has its checksum.', text)
     speakers.write(folders[1], {'age': {'cai': frozenset(['teens'])}})
     text = inspection.describe(folders, is_verified=True)
-    self.assertIn('b: age known of 1 of 1 speakers', text)
+    self.assertIn('b: age known for 1 of 1 speakers', text)
     pathlib.Path(folders[1], speakers.SPEAKERS_FILE).write_text(
         'client_id\tage\ncai\ttwenties\n'
     )

@@ -1,4 +1,4 @@
-"""Speaker attributes of a corpus, beside its index: gender, age, accent.
+"""Speaker attributes of a corpus: gender, age, accent.
 
 `speakers.tsv` has one line per client, in the order of clients.tsv, and one
 column per attribute, empty where the attribute is unknown. corpus.json has the
@@ -52,8 +52,8 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   if content is not None:
     named[SPEAKERS_FILE] = hashlib.sha256(content).hexdigest()
     origin['attributes'] = {
-        name: _count(said, clients.client_ids)
-        for name, said in attributes.items()
+        name: _count(stated, clients.client_ids)
+        for name, stated in attributes.items()
     }
   found = _read(path)
   if (content, named, origin) == (found, corpus.files, corpus.origin):
@@ -103,10 +103,10 @@ def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
 
 
 def _count(
-    said: Mapping[str, frozenset[str]], client_ids: Sequence[str]
+    stated: Mapping[str, frozenset[str]], client_ids: Sequence[str]
 ) -> dict[str, int]:
   """For how many clients an attribute is known or contradictory."""
-  numbers = [len(said.get(client_id, ())) for client_id in client_ids]
+  numbers = [len(stated.get(client_id, ())) for client_id in client_ids]
   return {
       'known': numbers.count(1),
       'contradictory': sum(number > 1 for number in numbers),
@@ -119,8 +119,8 @@ def _to_tsv(client_ids: Sequence[str], attributes: Attributes) -> bytes:
   for client_id in client_ids:
     values = []
     for name, by_client in attributes.items():
-      said = by_client.get(client_id, ())
-      value = next(iter(said)) if len(said) == 1 else ''
+      stated = by_client.get(client_id, ())
+      value = next(iter(stated)) if len(stated) == 1 else ''
       if not value.isprintable():
         raise ValueError(
             f'attributes: the {name} of client {client_id} must not contain'

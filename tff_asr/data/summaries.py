@@ -101,10 +101,11 @@ def remarks(name: str, summary: Summary) -> list[str]:
       for reason, count in summary['dropped'].items()
   ]
   known = [
-      f'{name}: {attribute} known of {counts["known"]:,} of'
+      f'{name}: {attribute} known for {counts["known"]:,} of'
       f' {summary["num_clients"]:,} speakers'
       + (
-          f'; {counts["contradictory"]:,} left empty: the corpus says several'
+          f'; {counts["contradictory"]:,} left empty: several values in the'
+          ' corpus'
           if counts['contradictory']
           else ''
       )
