@@ -235,6 +235,7 @@ def seen(num_rounds: int) -> dict[str, float]:
       output_lengths=subsampling.output_lengths_3x,
       max_batch_sec=120.0,
       chunk_size=size,
+      read=lambda rows, max_samples: rows,
   )
   rows = tf.data.Dataset.from_tensor_slices(records.locations(
       tf.fill([count], 'client'),
@@ -244,11 +245,9 @@ def seen(num_rounds: int) -> dict[str, float]:
 
   @tf.function(autograph=False)
   def first_chunks(seed):
-    shuffled = pipeline.open(rows, seed=seed)
+    client = pipeline.open_client(rows, seed=seed)
     return tf.map_fn(
-        lambda number: pipeline.read_chunk(
-            shuffled, number, read=lambda rows, longest: rows
-        )[records.OFFSET],
+        lambda number: pipeline.read_chunk(client, number)[records.OFFSET],
         tf.range(num_steps),
         fn_output_signature=tf.TensorSpec([None], tf.int64),
     )

@@ -8,6 +8,7 @@ and at several states of their training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import json
 import os
 from typing import Any, NamedTuple, Optional
@@ -388,6 +389,7 @@ def _deltas(
 ) -> Iterator[weights_lib.Weights]:
   """Deltas of local SGD from the same weights, of clients in a fixed order."""
   optimizer = tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
+  pipeline = dataclasses.replace(pipeline, read=data.read)
   specs = weights_lib.tensor_specs(model.specs)
 
   @tf.function(
@@ -396,14 +398,14 @@ def _deltas(
   def train(weights, rows):
     # As a client's loop does it; a dataset of batches would take longer to make
     # than the step itself.
-    shuffled = pipeline.open(
+    client = pipeline.open_client(
         pipeline.with_lengths(tf.data.Dataset.from_tensor_slices(rows)),
         seed=tf.constant([1, 2]),
         num_epochs=num_steps,
     )
-    prepared = pipeline.prepare(
-        pipeline.read_chunk(shuffled, tf.constant(0), read=data.read),
-        seed=tf.random.fold_in(shuffled.seed, 0),
+    chunk = pipeline.pack(
+        pipeline.read_chunk(client, tf.constant(0)),
+        seed=tf.random.fold_in(client.seed, 0),
     )
     state = tf.nest.map_structure(
         tf.convert_to_tensor, optimizer.initialize(specs)
@@ -411,7 +413,7 @@ def _deltas(
     trained = weights
     for number in range(num_steps):
       batch = pipeline.slice_batch(
-          prepared, number % pipeline_lib.num_batches(prepared)
+          chunk, number % pipeline_lib.num_batches(chunk)
       )
       state, trained, _ = client_update.step(
           model, optimizer, state, trained, batch, max_grad_norm=_MAX_GRAD_NORM

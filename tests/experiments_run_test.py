@@ -196,30 +196,6 @@ class ExperimentsRunTest(parameterized.TestCase):
     self.assertGreater(float(rows[1]['dev_loss']), 0)
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 
-  def test_batch_norm_goes_from_pre_training_to_an_evaluation(self):
-    norm, measured = "NORM = 'batch'", 'MEASURED_CLIPS = ()'
-    path = 'gin/experiments/ssl_{}.gin'.format
-    _run(path('warm_start'), 'batch_norm', norm, measured)
-    of_it = "INIT_FROM_RUN = 'batch_norm'"
-    _run(path('fine_tune'), 'batch_norm_tuned', norm, of_it)
-    (found,) = _run(path('evaluate'), '', norm, "RUNS = ['batch_norm_tuned']")
-    self.assertGreater(found['loss'], 0)
-    # The running averages have gone from the one to the other, and on.
-    before, after = (
-        model_file.read(os.path.join(run, run_dir.MODEL))
-        for run in ('batch_norm', 'batch_norm_tuned')
-    )
-    names = [name for name in before if name.endswith('bn/mean')]
-    self.assertNotEmpty(names)
-    for name in names:
-      self.assertGreater(np.abs(before[name]).max(), 0)
-      gap = np.abs(after[name] - before[name]).max()
-      self.assertBetween(gap, 1e-9, 0.1)
-    # A private phase of it is refused, and one from it, with group norm.
-    for further in ((norm, measured, of_it), (of_it,)):
-      with self.assertRaisesRegex(ValueError, 'conv/[bg]n/'):
-        _run(path('private'), 'refused', *further)
-
   @parameterized.named_parameters(
       (
           'as_published', 'cv_en_dp_from_ls', [],

@@ -30,17 +30,6 @@ def group_norm(
   return np.concatenate(outputs, axis=1) * scale + bias
 
 
-def batch_norm(
-    rows: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-) -> np.ndarray:
-  """Each channel of [..., D] with these statistics, epsilon 1e-5."""
-  return (rows - mean) / np.sqrt(variance + 1e-5) * scale + bias
-
-
 def convolution_2d(
     inputs: np.ndarray, kernel: np.ndarray, bias: np.ndarray
 ) -> np.ndarray:
@@ -131,15 +120,12 @@ def conformer_block(
       other = s + k - len(kernel) // 2
       if 0 <= other < len(gated):
         convolved[s] += gated[other] * kernel[k]
-  if 'conv/bn/mean' in weights:
-    normed = batch_norm(convolved, **reference.under('conv/bn', weights))
-  else:
-    normed = group_norm(
-        convolved,
-        weights['conv/gn/scale'],
-        weights['conv/gn/bias'],
-        num_groups=num_groups,
-    )
+  normed = group_norm(
+      convolved,
+      weights['conv/gn/scale'],
+      weights['conv/gn/bias'],
+      num_groups=num_groups,
+  )
   hidden = hidden + swish(normed) @ weights['conv/w4']
   hidden = hidden + 0.5 * mlp('mlp_2', hidden)
   return norm('ln', hidden)

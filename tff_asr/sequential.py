@@ -1,7 +1,7 @@
 """A map over the tensors of a model, one after the other to save memory."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ _Result = TypeVar('_Result')
 
 
 def sequential_map(
-    function: Callable[..., _Result], *tensors: Iterable[Any]
+    function: Callable[..., _Result], *tensors: Iterable[object]
 ) -> list[_Result]:
   """`[function(*each) for each in zip(*tensors)]`, in a graph in that order.
 

@@ -66,7 +66,9 @@ class BucketsTest(parameterized.TestCase):
         found['labels'], [[1, 0, 0, 0, 0], [2, 3, 0, 0, 0], [0] * 5, [0] * 5]
     )
     np.testing.assert_array_equal(found['seed'], [1, 2])
-    np.testing.assert_array_equal(found['utterance_id'], [b'u0', b'u1', b'', b''])
+    np.testing.assert_array_equal(
+        found['utterance_id'], [b'u0', b'u1', b'', b'']
+    )
 
   @parameterized.parameters([[]], [[0.0, 1.0]], [[2.0, 1.0]], [[1.0, 1.0]])
   def test_bad_boundaries_are_named(self, boundaries):

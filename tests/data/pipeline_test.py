@@ -150,7 +150,9 @@ class TrainingBatchesTest(parameterized.TestCase):
     # 100 rounds that take 350 or so of 3,000 utterances: the buffer that once
     # was saw the same ones. One of them is left out once in 300 such tests.
     num_records, num_chunks = 3000, 6
-    pipeline = _pipeline(chunk_size=64)
+    pipeline = _pipeline(
+        chunk_size=64, read=lambda rows, max_samples: rows
+    )
     rows = tf.data.Dataset.from_tensor_slices(records.locations(
         tf.fill([num_records], 'ann'),
         shard=tf.zeros([num_records], tf.int64),
@@ -159,11 +161,9 @@ class TrainingBatchesTest(parameterized.TestCase):
 
     @tf.function(autograph=False)
     def chunks(seed, numbers):
-      shuffled = pipeline.open(rows, seed=seed)
+      client = pipeline.open_client(rows, seed=seed)
       return tf.map_fn(
-          lambda number: pipeline.read_chunk(
-              shuffled, number, read=lambda rows, longest: rows
-          )[records.OFFSET],
+          lambda number: pipeline.read_chunk(client, number)[records.OFFSET],
           numbers,
           fn_output_signature=tf.TensorSpec([None], tf.int64),
       )
@@ -188,21 +188,21 @@ class TrainingBatchesTest(parameterized.TestCase):
       return features + tf.cast(lengths[:, tf.newaxis, tf.newaxis], tf.float32)
 
     pipeline = _pipeline(augment=augment, chunk_size=_NUM_UTTERANCES)
-    shuffled = pipeline.open(
+    client = pipeline.open_client(
         pipeline.with_lengths(_examples(_many_rows())),
         seed=tf.constant([1, 2]),
         num_epochs=1,
     )
-    prepared = pipeline.prepare(
-        pipeline.read_chunk(shuffled, tf.constant(0)), seed=shuffled.seed
+    chunk = pipeline.pack(
+        pipeline.read_chunk(client, tf.constant(0)), seed=client.seed
     )
-    self.assertGreater(pipeline_lib.num_batches(prepared), 10)
+    self.assertGreater(pipeline_lib.num_batches(chunk), 10)
     self.assertEmpty(computed)
-    batch = pipeline.slice_batch(prepared, tf.constant(3))
+    batch = pipeline.slice_batch(chunk, tf.constant(3))
     self.assertEqual(computed, [batch['features'].shape[:2].as_list()])
     # Without masks all else is the same.
     plain = pipeline.slice_batch(
-        prepared, tf.constant(3), is_augmented=tf.constant(False)
+        chunk, tf.constant(3), is_augmented=tf.constant(False)
     )
     lengths = tf.cast(batch['feature_lengths'], tf.float32)
     np.testing.assert_allclose(
@@ -309,11 +309,11 @@ class TrainingBatchesTest(parameterized.TestCase):
     )
     # Copies are in one order, not one pass after the other: for another seed,
     # six different ones would come first 7 times of 100.
-    twice = [name for (name,) in ids(chunk_size=1, copies=2)]
+    twice = [name for (name,) in ids(chunk_size=1, repeats=2)]
     self.assertCountEqual(twice, [row[0] for row in rows] * 2)
     self.assertLess(len(set(twice[:6])), 6)
     self.assertEqual(
-        ids(chunk_size=4, copies=2),
+        ids(chunk_size=4, repeats=2),
         [sorted(twice[i : i + 4])[::-1] for i in (0, 4, 8)],
     )
 
@@ -465,7 +465,7 @@ class ArgumentsTest(parameterized.TestCase):
       ('utterance', dict(max_utterance_sec=-1), 'max_utterance_sec'),
       ('padding', dict(max_padding=1.1), 'max_padding'),
       ('chunk', dict(chunk_size=0), 'chunk_size'),
-      ('copies', dict(copies=0), 'copies'),
+      ('repeats', dict(repeats=0), 'repeats'),
       ('labels', dict(labels_too_long='cut'), 'labels_too_long must be one of'),
       (
           'utterance_beyond_batch',

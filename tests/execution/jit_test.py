@@ -75,7 +75,9 @@ class RoundTest(absltest.TestCase):
         check=False,
     )
     self.assertEqual(finished.returncode, 0, finished.stderr[-3000:])
-    plain, compiled = re.findall(r'^(?:True|False) (\d+)$', finished.stdout, re.M)
+    plain, compiled = re.findall(
+        r'^(?:True|False) (\d+)$', finished.stdout, re.M
+    )
     self.assertEqual(plain, '0')
     # Batches of up to three rows of 150 frames, or two of 300.
     self.assertIn(int(compiled), range(2, 6))

@@ -57,31 +57,22 @@ def _batches_of(*counts):
 
 
 @functools.lru_cache
-def _traced(devices, dropout):
-  """Gradients of batches and a clip, traced once."""
-  model = tiny.recognizer(dropout=dropout)
-  weights = model.initialize(tf.constant([1, 2]))
-  if devices is not None:
-    devices = central_step.find_devices(devices)
-
-  def run(batches, max_grad_norm):
-    count = len(set(devices or [None]))
-    gradients, loss_sum = central_step.summed_gradients(
-        model, [weights] * count, batches, devices=devices
-    )[-1]
-    return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
-
-  return tf.function(run, reduce_retracing=True)
-
-
-def _gradients(
-    devices=None, *, batches=None, max_grad_norm=1e9, dropout=0.0
-):
-  batches = [_batch()] if batches is None else batches
-  devices = devices if devices is None else tuple(devices)
-  return _traced(devices, dropout)(
-      batches, tf.constant(max_grad_norm)
+def _step(devices, dropout):
+  """A step whose gradients are looked at."""
+  return central_step.CentralStep(
+      model=tiny.recognizer(dropout=dropout),
+      optimizer=tff.learning.optimizers.build_sgdm(0.1),
+      devices=devices,
   )
+
+
+def _gradients(devices=None, *, batches=None, max_grad_norm=1e9, dropout=0.0):
+  """Clipped gradients of a step, and its loss sum."""
+  step = _step(devices if devices is None else tuple(devices), dropout)
+  weights = step._model.initialize(tf.constant([1, 2]))
+  parts = step._parts([_batch()] if batches is None else batches)
+  gradients, loss_sum = step._gradients(frozenset())(weights, parts)
+  return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
 
 
 @logical_devices.needed
@@ -142,15 +133,6 @@ class DevicesTest(parameterized.TestCase):
         found, {name: value / 2 for name, value in expected.items()}
     )
 
-  def test_a_device_computes_one_batch_after_the_other(self):
-    graph = _traced(None, 0.0).get_concrete_function(
-        _batches_of(1, 3, 2), tf.constant(1.0)
-    ).graph
-    losses = graphs.of_type(graph, 'CTCLoss')
-    self.assertLen(losses, 3)
-    # The last one waits for the others.
-    self.assertContainsSubset(losses[:-1], graphs.before(losses[-1]))
-
   def test_stubs_count_nowhere(self):
     batch = collections.OrderedDict(_batch())
     batch['example_weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
@@ -172,22 +154,11 @@ class DevicesTest(parameterized.TestCase):
         (name, value if name == 'seed' else tf.repeat(value[:1], 2, axis=0))
         for name, value in _batch().items()
     )
-    two = central_step._parts(batch, 2)
+    two = central_step._divide(batch, num_parts=2)
     np.testing.assert_array_equal(two[0]['features'], two[1]['features'])
     self.assertFalse(np.array_equal(two[0]['seed'], two[1]['seed']))
 
-  def test_work_is_placed_on_every_device(self):
-    graph = _traced(logical_devices.CPUS, 0.0).get_concrete_function(
-        [_batch()], tf.constant(1.0)
-    ).graph
-    losses = [
-        op.device for op in graph.get_operations() if op.type == 'CTCLoss'
-    ]
-    self.assertCountEqual(
-        losses, central_step.find_devices(logical_devices.CPUS)
-    )
-
-  def test_copies_stay_on_their_devices_and_step_as_one(self):
+  def test_two_devices_step_as_one(self):
     process, alone = (
         central_step.CentralStep(
             model=_MODEL, optimizer=lars.build_lars(0.5), devices=devices
@@ -199,64 +170,12 @@ class DevicesTest(parameterized.TestCase):
       state, metrics = process.next(state, [_batch()])
       self.assertEqual(float(metrics['num_utterances']), 5)
       expected, _ = alone.next(expected, [_batch()])
-      copies = process._copies(state)
-      self.assertIs(copies[0][1], state.global_model_weights)
-      for name, value in copies[1][1].items():
-        np.testing.assert_array_equal(value, copies[0][1][name])
     for name, value in expected.global_model_weights.items():
       np.testing.assert_allclose(
           state.global_model_weights[name], value, atol=1e-5, err_msg=name
       )
       moved = np.abs(value - start.global_model_weights[name]).max()
       self.assertGreater(moved, 1e-4, name)
-    # Where they are made; logical devices share the memory of one.
-    updated, _ = process._traced[frozenset()].get_concrete_function(
-    ).structured_outputs
-    for device, (_, weights) in zip(logical_devices.CPUS, updated):
-      for value in weights.values():
-        op = value.op
-        while not op.device:
-          op = op.inputs[0].op
-        self.assertIn(device, op.device)
-    # Of a state from elsewhere, such as a file, there are new ones.
-    resumed = state._replace(
-        global_model_weights=collections.OrderedDict(
-            (name, value.numpy() + 1)
-            for name, value in state.global_model_weights.items()
-        )
-    )
-    for _, weights in process._copies(resumed):
-      for name, value in weights.items():
-        np.testing.assert_array_equal(
-            value, resumed.global_model_weights[name]
-        )
-
-  def test_tensors_are_summed_on_all_devices_and_sent_to_all(self):
-    devices = central_step.find_devices(logical_devices.CPUS[:3])
-    names = 'abcdef'
-    values = np.random.default_rng(1).normal(size=[3, 6, 7]).astype(np.float32)
-
-    def run():
-      sums = []
-      for device, rows in zip(devices, values):
-        with tf.device(device):
-          sums.append(dict(zip(names, map(tf.identity, rows))))
-      return central_step._all_reduce(sums, devices)
-
-    for device, total in zip(devices, run()):
-      for number, name in enumerate(names):
-        one, two, three = values[:, number]
-        np.testing.assert_array_equal(total[name], one + two + three)
-        self.assertIn(device, total[name].device)
-    graph = tf.function(run).get_concrete_function().graph
-    adders = [
-        op.device for op in graph.get_operations() if op.type.startswith('Add')
-    ]
-    # Six tensors of one size, two adds each.
-    self.assertEqual(
-        {device: adders.count(device) for device in devices},
-        dict.fromkeys(devices, 4),
-    )
 
   @parameterized.parameters(
       ([], 'at least one device name'),
@@ -352,43 +271,6 @@ class CentralStepTest(parameterized.TestCase):
             share * (full[name] - begin[name]),
             atol=1e-6,
             err_msg=name,
-        )
-
-  @parameterized.parameters({}, dict(encoder_rate=0.5, encoder_frozen_steps=1))
-  def test_running_averages_follow_the_batches_statistics(self, **options):
-    process = central_step.CentralStep(
-        model=tiny.recognizer(batch_norm=True),
-        optimizer=tff.learning.optimizers.build_adam(0.1),
-        # Nothing of them is clipped.
-        max_grad_norm=1e-6,
-        num_batches=2,
-        **options,
-    )
-    state = process.initialize()
-    batches = _batches_of(1, 3)
-    heard = [
-        (batch['features'].numpy(), batch['feature_lengths'].numpy())
-        for batch in batches
-    ]
-    for step in range(3):
-      before = state.global_model_weights
-      state, metrics = process.next(state, batches)
-      self.assertEqual(float(metrics['num_utterances']), 1 + 3)
-      for name, value in tiny.followed(before, heard).items():
-        if step < options.get('encoder_frozen_steps', 0):
-          value = before[name]
-        np.testing.assert_allclose(
-            state.global_model_weights[name], value, rtol=1e-5, atol=1e-7
-        )
-
-  def test_batch_norm_is_refused_where_rows_are_added(self):
-    # Copies would move the averages by more than 1 - .99 of a difference.
-    for options in (dict(devices=['/device:CPU:0'] * 2),):
-      with self.assertRaisesRegex(ValueError, "batch norm .*NORM = 'group'"):
-        central_step.CentralStep(
-            model=tiny.recognizer(batch_norm=True),
-            optimizer=tff.learning.optimizers.build_sgdm(0.1),
-            **options,
         )
 
   @parameterized.parameters(

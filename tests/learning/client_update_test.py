@@ -18,7 +18,7 @@ from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
-from tff_asr.optimizers import recording
+from tff_asr.optimizers import gradient_tracing
 
 _SEED = (3, 4)
 # Of utterances of 48 to 148 frames, 300 at most.
@@ -73,7 +73,7 @@ def _num_frames(client_id: str) -> int:
 
 def _clipped_gradients(model, weights, batch, **options):
   """What a step gives its optimizer, and the batch's loss sum."""
-  optimizer = recording.build_recording(
+  optimizer = gradient_tracing.build_gradient_tracing(
       tff.learning.optimizers.build_sgdm(0.1)
   )
   state = optimizer.initialize(weights_lib.tensor_specs(model.specs))

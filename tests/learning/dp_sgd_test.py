@@ -244,8 +244,13 @@ class DpSgdTest(parameterized.TestCase):
     )
     state = step.initialize()
 
+    params = step._clipping_params(state.aggregator.query_state)
+
     def records(*rows):
-      sums = step._sum(state, tf.constant([1, 2]), [_batch(*rows)])
+      sums = step._sum(
+          (state.global_model_weights, params, tf.constant([1, 2])),
+          [_batch(*rows)],
+      )
       return np.concatenate([np.ravel(part) for part in sums.records.values()])
 
     # Beside one that is longer, and one that is shorter.
@@ -325,50 +330,6 @@ class DpSgdTest(parameterized.TestCase):
     # stddev .008.
     self.assertAlmostEqual(values.std(), 0.6, delta=0.05)
     self.assertAlmostEqual(values.mean(), 0, delta=0.07)
-
-  def test_running_averages_follow_the_batches_statistics(self):
-    model = tiny.predictor(batch_norm=True)
-    # Of 5 expected ones, in batches of 2 and 3.
-    step = dp_sgd.DpSgd(
-        model=model, optimizer=_ADAM, batch_size=5, seed=3, gradients='by_batch'
-    )
-    state = step.initialize()
-    for number in range(3):
-      weights = _weights(state)
-      batches = [_batch(0, 3), _batch(1, 2, 4)]
-      seed = tf.random.fold_in(tf.constant(state.distributor.seed), number)
-      heard = []
-      for batch in batches:
-        masked, _ = dp_sgd._masked(model, dp_sgd._examples(batch, seed))
-        heard.append((masked.features.numpy(), masked.feature_lengths.numpy()))
-      state, metrics = step.next(state, batches)
-      for name, value in tiny.followed(weights, heard).items():
-        np.testing.assert_allclose(
-            state.global_model_weights[name], value, rtol=1e-5, atol=1e-7
-        )
-        # They have no score, so that none of them is frozen for it.
-        self.assertEqual(float(metrics['layer_squares'][name]), 0)
-      self.assertGreater(float(metrics['layer_squares']['front/bn/scale']), 0)
-    # An empty batch moves none of them.
-    after = step.next(state, []).state.global_model_weights
-    np.testing.assert_array_equal(
-        after['front/bn/mean'], state.global_model_weights['front/bn/mean']
-    )
-
-  @parameterized.parameters(
-      (dict(build_query=_build_query()), 'front/bn/mean.*gradient of its own'),
-      (dict(), "needs gradients = 'by_batch'"),
-      (dict(gradients='by_batch', frozen=('front/bias',)), 'frozen in part'),
-  )
-  def test_batch_norm_is_refused_where_it_is_wrong(self, options, message):
-    with self.assertRaisesRegex(ValueError, f"{message}.*NORM = 'group'"):
-      dp_sgd.DpSgd(
-          model=tiny.predictor(batch_norm=True),
-          optimizer=_SGD,
-          batch_size=4,
-          seed=3,
-          **options,
-      )
 
   def test_xla_needs_buckets(self):
     with self.assertRaisesRegex(ValueError, 'jit_compile needs .*buckets'):

@@ -80,22 +80,6 @@ class LayerFreezeTest(parameterized.TestCase):
           dict(share=0.5, order='highest'),
           ['block_00/a/w2', 'block_01/a/w1', 'head/kernel'],
       ),
-      # A parameter's score: w1 .001, block_01's w2 .005, then its w1 .0067.
-      (
-          dict(share=0.7, score='per_parameter'),
-          ['block_00/a/w1', 'block_01/a/w1', 'block_01/a/w2'],
-      ),
-      # Norms .04 with 2, then block_01's a .25 with 40, then the head's .28.
-      (
-          dict(share=0.4, unit='module'),
-          ['block_00/ln/bias', 'block_00/ln/scale', 'block_01/a/w1',
-           'block_01/a/w2'],
-      ),
-      # block_01 .25 with 40, head .28 with 18, block_00 .47 with 42.
-      (dict(share=0.5, unit='block'), ['block_01/a/w1', 'block_01/a/w2',
-                                       'head/bias', 'head/kernel']),
-      (dict(share=0.99, unit='block'), ['block_01/a/w1', 'block_01/a/w2',
-                                        'head/bias', 'head/kernel']),
   )
   def test_choices_by_hand(self, options, expected):
     found = layer_freeze.LayerFreeze(**options).choose(_SCORES, _SPECS)
@@ -112,10 +96,8 @@ class LayerFreezeTest(parameterized.TestCase):
     self.assertEqual(found, [choose(seed, other) for seed in range(9)])
     self.assertGreater(len(set(found)), 3)
 
-  @parameterized.product(
-      share=(0.25, 0.5, 0.75), unit=('tensor', 'module', 'block')
-  )
-  def test_a_share_of_the_300m_model_is_of_its_parameters(self, share, unit):
+  @parameterized.parameters(0.25, 0.5, 0.75)
+  def test_a_share_of_the_300m_model_is_of_its_parameters(self, share):
     specs = conformer.build(
         num_blocks=12, dim=1024, mlp_dim=4096, num_heads=8
     ).specs
@@ -123,13 +105,10 @@ class LayerFreezeTest(parameterized.TestCase):
         name: weights_lib.count({name: specs[name]}) * (1 + number % 7)
         for number, name in enumerate(sorted(specs))
     }
-    frozen = layer_freeze.LayerFreeze(share=share, unit=unit).choose(
-        scores, specs
-    )
+    frozen = layer_freeze.LayerFreeze(share=share).choose(scores, specs)
     part = weights_lib.count({name: specs[name] for name in frozen})
     found = part / weights_lib.count(specs)
-    # A block has a twelfth of the parameters.
-    self.assertBetween(found, share - 1 / 24, share + 1 / 24)
+    self.assertBetween(found, share - 1 / 48, share + 1 / 48)
     self.assertRegex(
         layer_freeze.described(frozen, specs),
         rf'^{len(frozen)} of {len(specs)} tensors .*, with {part:,} of .*'
@@ -139,8 +118,6 @@ class LayerFreezeTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(share=1), 'share must be below 1'),
       (dict(share=-0.1), 'share'),
-      (dict(share=0.5, unit='layer'), 'unit'),
-      (dict(share=0.5, score='mean'), 'score'),
       (dict(share=0.5, order='best'), 'order'),
   )
   def test_bad_settings_are_named(self, options, message):

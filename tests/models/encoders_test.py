@@ -53,7 +53,6 @@ _ROWS = {
         )
         for name, options in (
             ('conformer', {}),
-            ('conformer_batch_norm', dict(norm='batch')),
             ('conformer_plain', dict(relative_attention=False)),
         )
     },
@@ -72,7 +71,7 @@ _OTHER = {
     ),
     'conformer': dict(
         num_blocks=3, dim=16, mlp_dim=13, num_heads=4, kernel_size=5,
-        norm='batch', num_groups=2, front_channels=4, dropout=0.3,
+        num_groups=2, front_channels=4, dropout=0.3,
         feature_dim=10, relative_attention=False, activation_dtype='bfloat16',
     ),
 }
@@ -100,7 +99,6 @@ _BAD = {
         (dict(feature_dim=3), 'feature_dim must be at least 4, found 3'),
         (dict(dim=9), 'found dim 9, num_heads 2 and num_groups 4'),
         (dict(num_groups=3), 'num_groups 3'),
-        (dict(norm='layer'), "norm must be one of 'group'.*'layer'"),
         (dict(activation_dtype='float16'), 'activation_dtype.*float16'),
     ),
 }

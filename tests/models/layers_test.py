@@ -5,7 +5,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr.models import layers
-from tff_asr.models import weights as weights_lib
 
 _SEED = tf.constant([1, 2])
 
@@ -43,49 +42,6 @@ class LayersTest(parameterized.TestCase):
     seeds = {tuple(seed.numpy()) for seed in layers.split_seed(_SEED, 50)}
     self.assertLen(seeds, 50)
     self.assertEqual(layers.split_seed(None, 3), [None] * 3)
-
-  def test_batch_norm_by_hand(self):
-    # Valid frames 1, 3 of one utterance and 5 of another: mean 3, variance 8/3.
-    # The third has none.
-    inputs = tf.constant([[[1.0], [3]], [[5], [np.nan]], [[9], [9]]])
-    valid = tf.constant([[[1.0], [1]], [[1], [0]], [[0], [0]]])
-    weights = {
-        'bias': tf.constant([0.5]),
-        'mean': tf.constant([1.0]),
-        'scale': tf.constant([2.0]),
-        'variance': tf.constant([4.0]),
-    }
-    with tf.GradientTape() as tape:
-      tape.watch(weights)
-      outputs = layers.batch_norm(weights, inputs, valid, is_training=True)
-      loss = 7 * tf.reduce_sum(outputs * valid)
-    root = np.sqrt(8 / 3 + 1e-5)
-    np.testing.assert_allclose(outputs[0, 0], [0.5 - 4 / root], rtol=1e-5)
-    np.testing.assert_allclose(outputs[1, 0], [0.5 + 4 / root], rtol=1e-5)
-    self.assertTrue(np.all(np.isfinite(outputs)))
-    # Two utterances times the differences, whatever the loss.
-    gradients = tape.gradient(loss, weights)
-    np.testing.assert_allclose(gradients['mean'], [2 * (1 - 3)], rtol=1e-5)
-    np.testing.assert_allclose(
-        gradients['variance'], [2 * (4 - 8 / 3)], rtol=1e-5
-    )
-    np.testing.assert_allclose(gradients['bias'], [7 * 3], rtol=1e-5)
-    outputs = layers.batch_norm(weights, inputs, valid, is_training=False)
-    np.testing.assert_allclose(
-        outputs[0, :, 0], [0.5, 0.5 + 2 * 2 / np.sqrt(4 + 1e-5)], rtol=1e-5
-    )
-
-  def test_batch_norm_of_no_frame_changes_no_average(self):
-    weights = weights_lib.initialize(layers.batch_norm_specs(2), _SEED)
-    with tf.GradientTape() as tape:
-      tape.watch(weights)
-      outputs = layers.batch_norm(
-          weights, tf.ones([1, 3, 2]), tf.zeros([1, 3, 1]), is_training=True
-      )
-      loss = tf.reduce_sum(outputs)
-    gradients = tape.gradient(loss, weights)
-    np.testing.assert_array_equal(gradients['mean'], [0, 0])
-    np.testing.assert_array_equal(gradients['variance'], [0, 0])
 
   def test_group_norm_by_hand(self):
     # Two frames, two groups of two channels. Group 0 holds 1, 3, 5, 7: mean 4,

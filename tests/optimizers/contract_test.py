@@ -14,7 +14,7 @@ from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 from tff_asr.optimizers import per_tensor
-from tff_asr.optimizers import recording
+from tff_asr.optimizers import gradient_tracing
 from tff_asr.optimizers import schedules
 
 
@@ -40,7 +40,7 @@ _ROWS = (
     ('scheduled_lamb', _build_scheduled),
     (
         'recording_lamb',
-        lambda: recording.build_recording(lamb.build_lamb(0.05)),
+        lambda: gradient_tracing.build_gradient_tracing(lamb.build_lamb(0.05)),
     ),
 )
 
@@ -226,7 +226,7 @@ class ContractTest(parameterized.TestCase):
     inner, specs = lamb.build_lamb(0.05), _STRUCTURES['nested']
     _, expected = _begin(inner, specs, range(3))
     state, found = _begin(
-        recording.build_recording(inner), specs, range(3)
+        gradient_tracing.build_gradient_tracing(inner), specs, range(3)
     )
     _assert_equal(found, expected)
     _assert_equal(state['last'], _draw(specs, 1, 2))

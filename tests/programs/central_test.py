@@ -351,7 +351,7 @@ class CentralTest(cases.TestCase):
     # A chunk is a whole part, and all of it fits into a batch.
     pipeline = fakes.tiny_pipeline(_model(), max_batch_sec=30.0, chunk_size=3)
     # All loaders share a trace.
-    counted = fakes.counted(pipeline_lib.Pipeline, 'prepare', 'slice_batch')
+    counted = fakes.counted(pipeline_lib.Pipeline, 'pack', 'slice_batch')
     with counted as calls:
       found = self.draws(_place(3), 4, num_loaders=3, pipeline=pipeline)
     self.assertEqual(calls, dict(prepare=1, slice_batch=1))

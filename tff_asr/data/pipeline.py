@@ -3,38 +3,20 @@
 Plain tf.data in core ops, built inside the client's graph. Three steps decide
 which utterances share a batch:
 
-  1. `Pipeline.read_chunk` takes `chunk_size` at a time of a random order of all
-     of a client's utterances, each epoch another.
-  2. `Pipeline.prepare` sorts a chunk by length.
-  3. `batch_starts` packs the sorted chunk greedily: a batch ends where its
+  1. `Pipeline.read_chunk` takes `chunk_size` utterances at a time from a random
+     order of all of a client's utterances, another one in each epoch.
+  2. `Pipeline.pack` sorts a chunk by length.
+  3. `batch_starts` cuts the sorted chunk greedily: a batch ends where its
      padded audio would exceed `max_batch_sec`, or its padding the share
      `max_padding`. Audio is counted in samples.
 
-Then `Pipeline.slice_batch` computes a batch's features and masks, when the
-batch is due: a batch that is never asked for costs nothing, and the spectra of
-a whole chunk, gigabytes for hundreds of utterances, are never there at once.
+Then `Pipeline.slice_batch` computes a batch's features and masks when its step
+is due: the spectra of a whole chunk are gigabytes. Evaluation does the same in
+the order of the data. All randomness comes from one stateless seed.
 
-A client's rows are put in order: places of records (`records`), which are read
-when their chunk is due, so that no client is too large; or utterances in
-memory, as tests and TFF users' own data have them.
-
-Evaluation does the same in the order of the data. Everything random comes from
-one stateless seed: the order of utterances, masks, the order of a chunk's
-batches and the batches' own seeds, by client, epoch and chunk.
-
-An utterance that cannot be trained on keeps its place in a batch as a
-placeholder: a few frames of zeros, no labels, weight 0. So nothing is lost
-silently: weights say how many utterances were left out. That happens when
-
-  - it has fewer output frames than its labels and their repeats need,
-  - it is longer than the limit, or
-  - its transcript is empty.
-
-Without a tokenizer nothing is spelled: transcripts count for nothing, and all
-labels are of length 0.
-
-Nothing here has Python control flow on tensors, so AutoGraph is kept out of it:
-converting code takes several times as long as tracing it.
+An utterance that cannot be trained on (its transcript is empty, it is too long,
+or it has fewer output frames than its labels need) keeps its row, as a
+placeholder of weight 0, so that metrics count what was left out.
 
   N: samples. B: batch size. T: feature frames. F: mel bins. U: label length.
 """
@@ -109,13 +91,15 @@ class Pipeline:
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
     chunk_size: Examples that are sorted and packed together.
-    copies: How often each utterance comes in a pass, in one order: 2 as the
-      published code's loader has it (docs/recipe.md).
-    labels_too_long: Utterances whose labels have no place in their frames are
-      'left_out'; or 'kept', as in the published code, for a loss that has a
-      value for them (`models.ctc`).
+    repeats: How often each utterance comes in a pass, in one order: 2 in the
+      published code's loader (docs/recipe.md).
+    labels_too_long: 'left_out' leaves out utterances with more labels than
+      output frames; 'kept' keeps them, as in the published code, for a loss
+      that has a value for them (`models.ctc`).
     buckets: Sizes that training batches are padded to; None: each batch keeps
       its own size.
+    read: Reads a client's records where its examples are record locations
+      (`SpeechClientData.read`). None: examples are in memory.
   """
 
   tokenizer: Optional[tokenizer_lib.Tokenizer]
@@ -127,9 +111,10 @@ class Pipeline:
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
   ] = None
   chunk_size: int = 64
-  copies: int = 1
+  repeats: int = 1
   labels_too_long: str = 'left_out'
   buckets: Optional[buckets_lib.LengthBuckets] = None
+  read: Optional[records.Read] = None
 
   def __post_init__(self):
     checks.positive(
@@ -137,7 +122,7 @@ class Pipeline:
         max_utterance_sec=self.max_utterance_sec,
     )
     checks.in_range(0, 1, max_padding=self.max_padding)
-    checks.positive_int(chunk_size=self.chunk_size, copies=self.copies)
+    checks.positive_int(chunk_size=self.chunk_size, repeats=self.repeats)
     checks.one_of(_LABELS_TOO_LONG, labels_too_long=self.labels_too_long)
     if self.max_utterance_sec > self.max_batch_sec:
       raise ValueError(
@@ -159,12 +144,8 @@ class Pipeline:
     return log_mel.frames_of_seconds(self.max_utterance_sec)
 
   @property
-  def longest(self) -> int:
-    """Samples to keep of an utterance.
-
-    More than the limit: still seen to be too long, but it does not blow up its
-    chunk.
-    """
+  def max_samples(self) -> int:
+    """Samples to keep of an utterance: enough to see that it is too long."""
     return log_mel.FRAME_LENGTH + (self.max_frames + 2) * log_mel.FRAME_SHIFT
 
   @tf.autograph.experimental.do_not_convert
@@ -174,72 +155,70 @@ class Pipeline:
       *,
       seed: tf.Tensor,
       num_epochs: Optional[int] = None,
-      read: Optional[records.Read] = None,
   ) -> tf.data.Dataset:
     """Shuffled, augmented batches.
 
     Args:
       examples: Dataset of `schema` elements: waveform int16 [N], transcript,
-        utterance_id and client_id; or, with `read`, of places.
+        utterance_id and client_id; or record locations, if the pipeline reads.
       seed: int32 [2]. The same examples and seed give the same batches; the id
         of the first example's client is folded in, so that clients differ.
       num_epochs: Passes over the examples, each with its own order and masks;
         None for batches without end (none at all from no examples).
-      read: Reads records by their places.
 
     Returns:
       Dataset of `Batch`.
     """
-    shuffled = self.open(
+    client = self.open_client(
         self.with_lengths(examples), seed=seed, num_epochs=num_epochs
     )
 
-    def prepare(chunk_number):
+    def pack(chunk_number):
       # int32, as in a client's loop: fold_in depends on the type.
       number = tf.cast(chunk_number, tf.int32)
-      prepared = self.prepare(
-          self.read_chunk(shuffled, number, read=read),
-          seed=tf.random.fold_in(shuffled.seed, number),
+      return chunk_number, self.pack(
+          self.read_chunk(client, number),
+          seed=tf.random.fold_in(client.seed, number),
       )
-      return chunk_number, prepared
 
-    numbers = tf.data.Dataset.range(tf.cast(shuffled.num_chunks, tf.int64))
+    numbers = tf.data.Dataset.range(tf.cast(client.num_chunks, tf.int64))
     batches = self.slice_all(
-        numbers.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+        numbers.map(pack, num_parallel_calls=tf.data.AUTOTUNE)
     )
     return batches.map(_batch_alone).prefetch(1)
 
   @tf.autograph.experimental.do_not_convert
-  def open(
+  def open_client(
       self,
       examples: tf.data.Dataset,
       *,
       seed: tf.Tensor,
       num_epochs: Optional[int] = None,
-  ) -> 'Shuffled':
-    """A client's rows in memory, to be read in random orders by chunks.
+  ) -> 'ClientExamples':
+    """A client's examples, to be read in random orders by chunks.
 
-    Parts of `training_batches`, for loops that do the rest. A client's loop
-    reads, prepares and slices chunks in its own graph: as functions of a
-    dataset, which is opened anew in every round, they would be instantiated
-    each time, and that takes longer than the work.
+    `training_batches` without datasets, for loops over a client's batches: the
+    functions of a dataset would be instantiated in every round, and that takes
+    longer than the work.
 
-        shuffled = pipeline.open(pipeline.with_lengths(examples), seed=seed)
-        for number in range(shuffled.num_chunks):
-          chunk = pipeline.read_chunk(shuffled, number, read=read)
-          prepared = pipeline.prepare(
-              chunk, seed=fold_in(shuffled.seed, number)
+        client = pipeline.open_client(
+            pipeline.with_lengths(examples), seed=seed
+        )
+        for number in range(client.num_chunks):
+          chunk = pipeline.pack(
+              pipeline.read_chunk(client, number),
+              seed=fold_in(client.seed, number),
           )
-          for batch_num in range(num_batches(prepared)):
-            batch = pipeline.slice_batch(prepared, batch_num)
+          for batch_num in range(num_batches(chunk)):
+            batch = pipeline.slice_batch(chunk, batch_num)
 
     Args:
-      examples: Those of `with_lengths`.
+      examples: Returned by `with_lengths`.
       seed: As in `training_batches`.
-      num_epochs: As in `training_batches`; without end are 2^31 - 1 chunks.
+      num_epochs: As in `training_batches`; None: 2^31 - 1 chunks.
     """
-    # One more, so that there is one in any case.
-    nobody = tf.data.Dataset.from_tensors(
+    # Without examples, the padding row alone is batched.
+    padding_row = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(
             lambda spec: tf.zeros(
                 [size or 0 for size in spec.shape], spec.dtype
@@ -247,14 +226,14 @@ class Pipeline:
             examples.element_spec,
         )
     )
-    everything = examples.concatenate(nobody)
+    everything = examples.concatenate(padding_row)
     if records.OFFSET in examples.element_spec:
       everything = everything.batch(_ALL_ROWS)
     else:
       everything = everything.padded_batch(_MOST_PADDED_ROWS)
     rows = everything.with_options(_options()).get_single_element()
     count = tf.shape(rows[schema.CLIENT_ID])[0] - 1
-    per_epoch = -(-count * self.copies // self.chunk_size)
+    per_epoch = -(-count * self.repeats // self.chunk_size)
     if num_epochs is None:
       num_chunks = tf.where(count > 0, tf.int32.max, 0)
     else:
@@ -263,43 +242,40 @@ class Pipeline:
     client_number = tf.cast(
         tf.strings.to_hash_bucket_fast(client_id, 2**31 - 1), tf.int32
     )
-    # Of an empty dataset 0.
+    # The padding row's id does not count.
     client_number = tf.where(count > 0, client_number, 0)
     order_seed, seed = tf.unstack(
         tf.random.split(tf.random.fold_in(seed, client_number), 2)
     )
-    return Shuffled(
+    return ClientExamples(
         rows, count, per_epoch, num_chunks, order_seed, seed, client_id
     )
 
   @tf.autograph.experimental.do_not_convert
   def read_chunk(
       self,
-      shuffled: 'Shuffled',
+      client: 'ClientExamples',
       number: tf.Tensor,
-      *,
-      read: Optional[records.Read] = None,
   ) -> dict[str, tf.Tensor]:
-    """A raw chunk for `prepare`.
+    """A raw chunk for `pack`.
 
     Args:
-      shuffled: Rows that `open` returned.
-      number: int32 [], below `shuffled.num_chunks`: a chunk of the first epoch,
-        then those of the second, and so on.
-      read: Reads records by their places, if rows are places.
+      client: Examples that `open_client` returned.
+      number: int32 [], below `client.num_chunks`: first the chunks of the first
+        epoch, then those of the second, and so on.
     """
-    epoch = number // shuffled.per_epoch
+    epoch = number // client.per_epoch
     order = tf.random.experimental.stateless_shuffle(
-        tf.range(shuffled.count * self.copies) % shuffled.count,
-        tf.random.fold_in(shuffled.order_seed, epoch),
+        tf.range(client.count * self.repeats) % client.count,
+        tf.random.fold_in(client.order_seed, epoch),
     )
-    start = (number - epoch * shuffled.per_epoch) * self.chunk_size
+    start = (number - epoch * client.per_epoch) * self.chunk_size
     chosen = order[start : start + self.chunk_size]
     rows = {
-        key: tf.gather(value, chosen) for key, value in shuffled.rows.items()
+        key: tf.gather(value, chosen) for key, value in client.rows.items()
     }
     if records.OFFSET in rows:
-      return read(rows, self.longest)
+      return self.read(rows, self.max_samples)
     most = tf.reduce_max(rows['length'])
     return dict(rows, waveform=rows[schema.WAVEFORM][:, :most])
 
@@ -307,10 +283,9 @@ class Pipeline:
   def evaluation_batches(self, examples: tf.data.Dataset) -> tf.data.Dataset:
     """Batches of every example once, neither shuffled nor augmented.
 
-    Utterances come out in another order than they went in (sorted within a
-    chunk); `utterance_id` tells them apart. None is left out for its labels or
-    its length: all keep their features, and `example_weights` say which had a
-    usable loss.
+    Utterances are sorted within a chunk; `utterance_id` tells them apart. None
+    is left out because of its labels or its length: all keep their features,
+    and `example_weights` say which have a usable loss.
 
     Args:
       examples: As in `training_batches`; or with features, float32 [T, F], in
@@ -319,14 +294,14 @@ class Pipeline:
     Returns:
       Dataset of `Batch`.
     """
-    def prepare(number, chunk):
+    def pack(number, chunk):
       seed = tf.zeros([2], tf.int32)
-      return number, self.prepare(chunk, seed=seed, is_training=False)
+      return number, self.pack(chunk, seed=seed, is_training=False)
 
     measured = self.with_lengths(examples, is_training=False)
     chunks = measured.padded_batch(self.chunk_size).enumerate()
     batches = self.slice_all(
-        chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE),
+        chunks.map(pack, num_parallel_calls=tf.data.AUTOTUNE),
         is_training=False,
     )
     return batches.map(_batch_alone).prefetch(1)
@@ -337,7 +312,7 @@ class Pipeline:
   ) -> tf.data.Dataset:
     """Examples with their `length`, int32 [], of samples or of frames.
 
-    Places are left as they are.
+    Record locations are returned unchanged.
 
     Args:
       examples: As in `training_batches` or `evaluation_batches`.
@@ -351,47 +326,42 @@ class Pipeline:
         return dict(example, length=tf.shape(example[FEATURES])[0])
       waveform = example[schema.WAVEFORM]
       if is_training:
-        waveform = waveform[: self.longest]
+        waveform = waveform[: self.max_samples]
       return dict(example, waveform=waveform, length=tf.shape(waveform)[0])
 
     return examples.map(cut_and_measure)
 
   @tf.autograph.experimental.do_not_convert
-  def prepare(
-      self, chunk, *, seed: tf.Tensor, is_training: bool = True
-  ) -> 'Prepared':
-    """A raw chunk, sorted by length and packed, ready to be sliced.
+  def pack(
+      self,
+      chunk: dict[str, tf.Tensor],
+      *,
+      seed: tf.Tensor,
+      is_training: bool = True,
+  ) -> 'PackedChunk':
+    """A raw chunk, sorted by length and cut into batches.
 
     Args:
-      chunk: As `read_chunk` gives it.
-      seed: int32 [2], this chunk's.
+      chunk: Returned by `read_chunk`.
+      seed: int32 [2], of this chunk.
       is_training: Whether to shuffle batches and leave utterances out.
     """
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
-    # A placeholder has frames, however short the utterance it stands for.
+    # A placeholder is padded to some frames even if its utterance has fewer.
     if FEATURES in chunk:
       lengths = chunk['length']
       num_samples = log_mel.samples_of_frames(lengths)
       paddings = [[0, 0], [0, buckets_lib.PLACEHOLDER_FRAMES], [0, 0]]
-      sounds = tf.pad(chunk[FEATURES], paddings)
+      inputs = tf.pad(chunk[FEATURES], paddings)
     else:
       num_samples = chunk['length']
       lengths = log_mel.num_frames(num_samples)
-      sounds = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
+      inputs = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
     labels, label_lengths = self._labels(chunk['transcript'])
-    output_lengths = self.output_lengths(lengths)
-    needed = 1
-    is_spelled = tf.fill(tf.shape(lengths), True)
-    if self.tokenizer is not None:
-      is_spelled = label_lengths > 0
-      if self.labels_too_long == 'left_out':
-        needed = min_frames(labels, label_lengths)
-    is_usable = (
-        is_spelled
-        & (lengths <= self.max_frames)
-        & (output_lengths >= needed)
+    is_usable = self._is_usable(lengths, labels, label_lengths)
+    has_features = (
+        is_usable if is_training else self.output_lengths(lengths) > 0
     )
-    has_features = is_usable if is_training else output_lengths > 0
     lengths = tf.where(has_features, lengths, buckets_lib.PLACEHOLDER_FRAMES)
     num_samples = tf.where(has_features, num_samples, _PLACEHOLDER_SAMPLES)
     order = tf.argsort(num_samples, stable=True)
@@ -415,9 +385,9 @@ class Pipeline:
         transcript=chunk['transcript'],
         utterance_id=chunk['utterance_id'],
     )
-    return Prepared(
+    return PackedChunk(
         {key: ordered(value) for key, value in utterances.items()},
-        ordered(sounds),
+        ordered(inputs),
         num_samples,
         ordered(has_features),
         bounds,
@@ -428,7 +398,7 @@ class Pipeline:
   @tf.autograph.experimental.do_not_convert
   def slice_batch(
       self,
-      prepared: 'Prepared',
+      chunk: 'PackedChunk',
       number: tf.Tensor,
       *,
       is_training: bool = True,
@@ -437,37 +407,37 @@ class Pipeline:
     """The batch of this number, with features and masks.
 
     Args:
-      prepared: Chunk that `prepare` returned.
+      chunk: Returned by `pack`.
       number: int32 [], below `num_batches`.
       is_training: Whether to augment.
       is_augmented: Whether to augment, bool []; None: yes. All else, and the
         masks of other batches, are the same either way.
     """
-    start, end = tf.unstack(prepared.bounds[number])
+    start, end = tf.unstack(chunk.bounds[number])
     batch = {
-        key: value[start:end] for key, value in prepared.utterances.items()
+        key: value[start:end] for key, value in chunk.utterances.items()
     }
     lengths = batch['feature_lengths']
-    sounds = prepared.sounds[start:end]
-    if sounds.shape.rank == 3:
-      features = sounds[:, : tf.reduce_max(lengths)]
+    inputs = chunk.inputs[start:end]
+    if inputs.shape.rank == 3:
+      features = inputs[:, : tf.reduce_max(lengths)]
     else:
-      num_samples = prepared.num_samples[start:end]
+      num_samples = chunk.num_samples[start:end]
       features, _ = log_mel.log_mel(
-          sounds[:, : tf.reduce_max(num_samples)], num_samples
+          inputs[:, : tf.reduce_max(num_samples)], num_samples
       )
     if is_training and self.augment is not None:
-      augment_seed = tf.random.fold_in(prepared.augment_seed, number)
+      augment_seed = tf.random.fold_in(chunk.augment_seed, number)
       augmented = lambda: self.augment(features, lengths, augment_seed)
       if is_augmented is None:
         features = augmented()
       else:
         features = tf.cond(is_augmented, augmented, lambda: features)
-    has_features = prepared.has_features[start:end, tf.newaxis, tf.newaxis]
+    has_features = chunk.has_features[start:end, tf.newaxis, tf.newaxis]
     batch['features'] = tf.where(has_features, features, 0)
     most = tf.reduce_max(batch['label_lengths'])
     batch['labels'] = batch['labels'][:, :most]
-    batch['seed'] = tf.random.fold_in(prepared.seed, number)
+    batch['seed'] = tf.random.fold_in(chunk.seed, number)
     return Batch(sorted(batch.items()))
 
   @tf.autograph.experimental.do_not_convert
@@ -495,16 +465,16 @@ class Pipeline:
     Training batches are padded to their buckets.
 
     Args:
-      chunks: Dataset of (chunk's number, `Prepared`).
+      chunks: Dataset of (chunk's number, `PackedChunk`).
       is_training: Whether to augment.
-      skip: The first so many batches are left out, and are not computed.
+      skip: Number of first batches that are neither computed nor returned.
       num_at_once: Batches that are computed at the same time.
 
     Returns:
       Dataset of (chunk's number, batch's number in it int64 [], `Batch`).
     """
     # The function given to flat_map has no function inside, which tf.data would
-    # instantiate anew for each chunk.
+    # instantiate again for each chunk.
     numbered = chunks.flat_map(
         lambda number, chunk: tf.data.Dataset.from_tensors((number, chunk))
         .repeat(tf.shape(chunk.bounds, tf.int64)[0])
@@ -535,6 +505,19 @@ class Pipeline:
 
     return tf.function(slice_batch, autograph=False)
 
+  def _is_usable(
+      self, lengths: tf.Tensor, labels: tf.Tensor, label_lengths: tf.Tensor
+  ) -> tf.Tensor:
+    """Whether utterances of these frames can be trained on, bool [n]."""
+    is_usable = lengths <= self.max_frames
+    min_output_frames = 1
+    # Without a tokenizer nothing is transcribed, and transcripts do not count.
+    if self.tokenizer is not None:
+      is_usable &= label_lengths > 0
+      if self.labels_too_long == 'left_out':
+        min_output_frames = min_frames(labels, label_lengths)
+    return is_usable & (self.output_lengths(lengths) >= min_output_frames)
+
   def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
     if self.tokenizer is None:
@@ -552,22 +535,22 @@ class Pipeline:
 
 _PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(buckets_lib.PLACEHOLDER_FRAMES)
 _ALL_ROWS = 2**62
-# Most utterances of a dataset in memory; TensorFlow reserves space for all. One
-# with more raises an error.
+# Maximum of utterances of a dataset in memory; more raise an error. TensorFlow
+# reserves space for as many.
 _MOST_PADDED_ROWS = 2**16
 
 
-class Shuffled(NamedTuple):
-  """A client's rows, and how they are put in order; see `Pipeline.open`.
+class ClientExamples(NamedTuple):
+  """A client's examples and their orders; see `Pipeline.open_client`.
 
   Attributes:
-    rows: Rows by name, [count + 1, ...]; the last one is no row.
+    rows: Values by name, [count + 1, ...]; the last one is a padding row.
     count: int32 [].
     per_epoch: Chunks of an epoch, int32 []; the last one may be smaller.
     num_chunks: Number of chunks of all epochs, int32 [].
     order_seed: int32 [2], of the epochs' orders.
-    seed: int32 [2], the client's for all else.
-    client_id: string [], whose they are; of an empty dataset ''.
+    seed: int32 [2], of the client, for all else.
+    client_id: string []; '' if there are no examples.
   """
 
   rows: dict[str, tf.Tensor]
@@ -579,12 +562,12 @@ class Shuffled(NamedTuple):
   client_id: tf.Tensor
 
 
-class Prepared(NamedTuple):
-  """A chunk, ready to be sliced into batches: rows sorted by length.
+class PackedChunk(NamedTuple):
+  """A chunk with rows sorted by length, and its cut into batches.
 
   Attributes:
-    utterances: What `Batch` has, but for features and seed.
-    sounds: Waveforms, int16 [n, N], or features, float32 [n, T, F].
+    utterances: The values of `Batch` except features and seed.
+    inputs: Waveforms, int16 [n, N], or features, float32 [n, T, F].
     num_samples: int32 [n], ascending.
     has_features: bool [n]; false for placeholders.
     bounds: int32 [batches, 2], first and past-the-last row of each batch.
@@ -593,7 +576,7 @@ class Prepared(NamedTuple):
   """
 
   utterances: dict[str, tf.Tensor]
-  sounds: tf.Tensor
+  inputs: tf.Tensor
   num_samples: tf.Tensor
   has_features: tf.Tensor
   bounds: tf.Tensor
@@ -602,9 +585,9 @@ class Prepared(NamedTuple):
 
 
 @tf.autograph.experimental.do_not_convert
-def num_batches(prepared: Prepared) -> tf.Tensor:
+def num_batches(chunk: PackedChunk) -> tf.Tensor:
   """Number of batches of a chunk, int32 []."""
-  return tf.shape(prepared.bounds)[0]
+  return tf.shape(chunk.bounds)[0]
 
 
 def _batch_alone(chunk, number, batch: Batch) -> Batch:
@@ -686,7 +669,7 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
 def _options() -> tf.data.Options:
   """Without tf.data's rewriting of its graph.
 
-  A client's dataset is short, and opened anew in every round: the rewrite
+  A client's dataset is short, and opened again in every round: the rewrite
   takes longer than what it saves.
   """
   options = tf.data.Options()

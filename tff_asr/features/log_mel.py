@@ -88,6 +88,13 @@ def log_mel(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Computes normalised log-mel frames of a batch of utterances.
 
+      >>> import tensorflow as tf
+      >>> features, lengths = log_mel(
+      ...     tf.ones([2, 16000]), tf.constant([16000, 720])
+      ... )
+      >>> features.shape, lengths.numpy()
+      (TensorShape([2, 98, 80]), array([98,  3], dtype=int32))
+
   Args:
     waveforms: int16 [B, N], or their values as float32; 16 kHz mono, padded
       with anything.

@@ -1,34 +1,22 @@
-"""The client's work: local steps, of SGD as a rule, from the broadcast model.
+"""The client's work: local steps from the broadcast model.
 
 Algorithm 1 of https://arxiv.org/abs/2310.00098: from the server's weights, each
 local step clips the gradient of its batch by global norm and takes a step of an
-optimizer that starts anew at each client; the client returns
+optimizer, SGD by default, whose state is new for each client. The client
+returns
 
     delta = weights before - weights after,
 
-which the server's optimizer takes for a gradient. No state stays at the client.
+which the server's optimizer takes for a gradient. With a proximal weight mu
+(FedProx, Li et al. 2020, https://arxiv.org/abs/1812.06127) the objective is
 
-With a proximal weight mu (FedProx, Li et al. 2020,
-https://arxiv.org/abs/1812.06127) a step is along the gradient of the whole
-local objective,
+    mean loss of the batch + mu / 2 |w - w0|^2,   w0: the broadcast weights.
 
-    mean loss of the batch + mu / 2 |w - w0|^2,   w0: the broadcast weights,
+Frozen weights (`layer_freeze`) have no gradient and no delta.
 
-whose second part, mu (w - w0), is added before the clip: what is clipped is the
-gradient of the objective.
-
-Frozen weights (`layer_freeze`) stay as they were sent: no gradient of theirs is
-computed, and the delta, with its clip and its noise, is of the others alone.
-
-Clients weigh the same unless told otherwise. Algorithm 1 has a weight w_k for
-each client; here a client multiplies its delta by w_k over a public mean weight
-before anything is clipped, so that what one client can do to the sum stays C,
-and the sum over the public cohort size estimates the weighted mean.
-
-The client's number takes the place of a weight for the server. Aggregators
-where clients draw noise need it (`aggregators.distributed_mean`).
-
-Its type, with empty S:
+The result's weight is the client's number, not a weight of the mean, because
+aggregators where clients draw noise need it (`aggregators.distributed_mean`).
+The type, with empty S:
 
   (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
    -> <S@SERVER, {<delta, int64>}@CLIENTS, M@SERVER>)
@@ -37,8 +25,7 @@ Its type, with empty S:
 import collections
 from collections.abc import Callable, Collection
 import dataclasses
-import functools
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -46,19 +33,37 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import records
 from tff_asr.features import log_mel
-from tff_asr.models import best_rq
-from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-
-# What clients can train.
-Model = ctc.CtcModel | best_rq.BestRqModel
 
 _WEIGHTS = ('utterances', 'seconds')
 
-# What a client's steps add up to so far, and its first and last mean loss.
+# Sums over a client's steps so far, and its first and last mean loss.
 _Totals = collections.OrderedDict[str, tf.Tensor]
+
+
+class Model(Protocol):
+  """What learning needs of a model, such as `ctc.CtcModel`.
+
+  Attributes:
+    specs: All weights.
+  """
+
+  specs: weights_lib.Specs
+
+  def initialize(self, seed: tf.Tensor) -> weights_lib.Weights:
+    """Draws initial weights from a seed int32 [2]."""
+
+  def loss(
+      self,
+      weights: weights_lib.Weights,
+      features: tf.Tensor,
+      feature_lengths: tf.Tensor,
+      labels: tf.Tensor,
+      label_lengths: tf.Tensor,
+      seed: tf.Tensor,
+  ) -> tf.Tensor:
+    """Returns the loss of each utterance of a batch, float32 [B]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,19 +72,18 @@ class LocalTraining:
 
   Attributes:
     learning_rate: Learning rate of the clients' optimizer, at least 0.
-    num_steps: Most local steps.
-    num_epochs: Most passes over the client's data. At least one of these two is
-      set; what is reached first ends the client's work. With num_steps alone
-      the data are passed over again as often as the steps take; with num_epochs
-      1 beside it, a client stops where its data end.
+    num_steps: Maximum of local steps.
+    num_epochs: Maximum of passes over the client's data. At least one of these
+      two is set; the first that is reached ends the client's work. With
+      num_steps alone the data are repeated for as many steps.
     max_grad_norm: Each step's gradient is clipped to this global norm.
     proximal_weight: mu; 0: no proximal term.
     build_optimizer: Called with `learning_rate`; the optimizer's state is new
       for each client.
-    weigh_by: What a client's weight w_k is: `utterances` or `seconds`, trained
-      on over its local steps; None: all weigh the same.
-    mean_weight: The weight that leaves a delta as it is, a public number such
-      as what clients are expected to have; not used without `weigh_by`.
+    weigh_by: A client's weight w_k in Algorithm 1: the `utterances` or
+      `seconds` that it trained on over its local steps. None: equal weights.
+    mean_weight: A public number, such as the expected w_k. A delta is scaled by
+      w_k / mean_weight. Not used without `weigh_by`.
     unaugmented_rounds: Number of first rounds without SpecAugment.
     jit_compile: Whether XLA compiles a local step, once for each size of a
       batch, so the pipeline needs length buckets. It rounds differently.
@@ -126,7 +130,6 @@ def build(
     broadcast_type: tff.Type,
     examples_type: tff.Type,
     local: LocalTraining,
-    read: Optional[records.Read] = None,
     frozen: Collection[str] = (),
 ) -> tff.learning.templates.ClientWorkProcess:
   """Builds the client work.
@@ -139,7 +142,6 @@ def build(
     examples_type: Sequence type of a client's examples (`schema`), or of the
       locations of its records (`records`).
     local: Settings of the local steps.
-    read: Reads records by their locations.
     frozen: Names of weights that are not trained, not all of them. The state
       has them, so that a round is another one if others are frozen.
 
@@ -160,76 +162,7 @@ def build(
       num_trained: Clients in those sums: with a finite delta and such a batch.
   """
   frozen = tuple(sorted(frozen))
-  num_steps = local.num_steps
-  optimizer = local.build_optimizer(local.learning_rate)
-  live_specs = weights_lib.tensor_specs(
-      weights_lib.without(frozen, model.specs)
-  )
-  buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
-
-  def take_step(optimizer_state, weights, batch, anchor):
-    return step(
-        model,
-        optimizer,
-        optimizer_state,
-        weights,
-        batch,
-        max_grad_norm=local.max_grad_norm,
-        proximal_weight=local.proximal_weight,
-        anchor=anchor,
-        frozen=frozen,
-    )
-
-  if local.jit_compile:
-    take_step = tf.function(take_step, autograph=False, jit_compile=True)
-
-  @tf.autograph.experimental.do_not_convert
-  def begin():
-    # As tensors, which the loop can carry.
-    return tf.nest.map_structure(
-        tf.convert_to_tensor, optimizer.initialize(live_specs)
-    )
-
-  # For the loops. All else asks AutoGraph to leave it as it is: converting code
-  # takes longer than tracing it.
-  @tf.function
-  def train(weights, seed, examples, is_augmented):
-    shuffled = pipeline.open(examples, seed=seed, num_epochs=local.num_epochs)
-    initial = weights
-    optimizer_state = begin()
-    totals = _no_totals()
-    chunk_num = tf.constant(0)
-    while chunk_num < shuffled.num_chunks:
-      prepared = pipeline.prepare(
-          pipeline.read_chunk(shuffled, chunk_num, read=read),
-          seed=tf.random.fold_in(shuffled.seed, chunk_num),
-      )
-      chunk_num += 1
-      num_batches = pipeline_lib.num_batches(prepared)
-      if num_steps is not None:
-        num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
-      for number in tf.range(num_batches):
-        batch = pipeline.slice_batch(
-            prepared, number, is_augmented=is_augmented
-        )
-        optimizer_state, weights, loss_sum = take_step(
-            optimizer_state,
-            weights,
-            without_texts(pipeline.pad_to_bucket(batch)),
-            initial,
-        )
-        # Padding rows do not count as utterances that were left out.
-        totals = _add_batch(totals, batch, loss_sum)
-      if num_steps is not None and totals['num_steps'] >= num_steps:
-        break
-    return _result(
-        initial,
-        weights,
-        totals,
-        client_id=shuffled.client_id,
-        local=local,
-        frozen=frozen,
-    )
+  train = _build_train(model, pipeline, local, frozen)
 
   @tff.tensorflow.computation(broadcast_type, examples_type)
   def client_computation(broadcast, examples):
@@ -259,6 +192,98 @@ def build(
     return tff.templates.MeasuredProcessOutput(state, result, summed)
 
   return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
+
+
+def _build_train(
+    model: Model,
+    pipeline: pipeline_lib.Pipeline,
+    local: LocalTraining,
+    frozen: Collection[str],
+) -> Callable[..., tuple[tff.learning.templates.ClientResult, dict]]:
+  """The graph function from weights, seed and examples to a client's result."""
+  num_steps = local.num_steps
+  optimizer = local.build_optimizer(local.learning_rate)
+  take_step = _build_step(model, optimizer, local, frozen)
+  buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
+  live_specs = weights_lib.tensor_specs(
+      weights_lib.without(frozen, model.specs)
+  )
+
+  @tf.autograph.experimental.do_not_convert
+  def initial_state():
+    # As tensors, which the loop can carry.
+    return tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(live_specs)
+    )
+
+  # AutoGraph converts the loops. All else is excluded from it: converting code
+  # takes longer than tracing it.
+  @tf.function
+  def train(weights, seed, examples, is_augmented):
+    client = pipeline.open_client(
+        examples, seed=seed, num_epochs=local.num_epochs
+    )
+    initial = weights
+    optimizer_state = initial_state()
+    totals = _no_totals()
+    chunk_num = tf.constant(0)
+    while chunk_num < client.num_chunks:
+      chunk = pipeline.pack(
+          pipeline.read_chunk(client, chunk_num),
+          seed=tf.random.fold_in(client.seed, chunk_num),
+      )
+      chunk_num += 1
+      num_batches = pipeline_lib.num_batches(chunk)
+      if num_steps is not None:
+        num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
+      for number in tf.range(num_batches):
+        batch = pipeline.slice_batch(chunk, number, is_augmented=is_augmented)
+        optimizer_state, weights, loss_sum = take_step(
+            optimizer_state,
+            weights,
+            without_texts(pipeline.pad_to_bucket(batch)),
+            initial,
+        )
+        # Padding rows do not count as utterances that were left out.
+        totals = _add_batch(totals, batch, loss_sum)
+      if num_steps is not None and totals['num_steps'] >= num_steps:
+        break
+    return _result(
+        initial,
+        weights,
+        totals,
+        client_id=client.client_id,
+        local=local,
+        frozen=frozen,
+    )
+
+  return train
+
+
+def _build_step(
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    local: LocalTraining,
+    frozen: Collection[str],
+) -> Callable[..., tuple[Any, weights_lib.Weights, tf.Tensor]]:
+  """`step` with the settings of local training."""
+
+  def take_step(optimizer_state, weights, batch, anchor):
+    return step(
+        model,
+        optimizer,
+        optimizer_state,
+        weights,
+        batch,
+        max_grad_norm=local.max_grad_norm,
+        proximal_weight=local.proximal_weight,
+        anchor=anchor,
+        frozen=frozen,
+    )
+
+  if not local.jit_compile:
+    return take_step
+  return tf.function(take_step, autograph=False, jit_compile=True)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -320,6 +345,7 @@ def _result(
   )
   audio_sec = totals['num_frames'] * log_mel.FRAME_SHIFT_SEC
   if local.weigh_by is not None:
+    # Before the clip, so that what one client adds to the sum stays below C.
     weight = num_utterances if local.weigh_by == 'utterances' else audio_sec
     delta = tf.nest.map_structure(
         lambda part: part * (weight / local.mean_weight), delta
@@ -382,15 +408,15 @@ def step(
 
   Args:
     model: The model.
-    optimizer: Any.
+    optimizer: Any TFF optimizer.
     optimizer_state: State of the optimizer of the weights that are not frozen.
-    weights: Those to step from.
-    batch: See `pipeline.Batch`. Stubs (weight 0) do not count; a batch of
-      nothing else has a mean loss of zero.
+    weights: The weights before the step.
+    batch: See `pipeline.Batch`. Placeholders (weight 0) do not count; a batch
+      of placeholders alone has a mean loss of zero.
     max_grad_norm: Positive.
     proximal_weight: mu. The objective is the batch's mean loss, and, if mu is
       above 0, mu / 2 |weights - anchor|^2.
-    anchor: Weights; needed with a mu above 0.
+    anchor: The broadcast weights; needed with a mu above 0.
     frozen: Names of weights without a gradient.
 
   Returns:
@@ -407,6 +433,7 @@ def step(
     anchor = weights
 
   def update(optimizer_state, weights, anchor, gradients):
+    # Before the clip: what is clipped is the gradient of the objective.
     if proximal_weight > 0:
       gradients = tf.nest.map_structure(
           lambda gradient, weight, start: (

@@ -3,40 +3,25 @@
 Abadi et al. 2016, https://arxiv.org/abs/1607.00133, as in
 https://arxiv.org/abs/2409.13953. The batch is Poisson-sampled. The query that
 serves clients' updates (`queries.PerLayerClipSumQuery`) clips each example's
-gradient and noises their sum. The sum is divided by the expected batch size,
-never by the number of examples that came, and an optimizer steps along it.
-Frozen weights do not change: they have no gradients, no share of the clip, no
-noise and no optimizer state.
+gradient and adds noise to the sum, once a step. The sum is divided by the
+expected batch size, never by the realised one, and an optimizer steps along it.
+Frozen weights have no gradients, no part of the clip, no noise and no optimizer
+state.
 
-A batch comes in as many physical batches as it takes; noise is drawn once, on
-the whole sum. An example's random draws (masks, dropout) depend on the step and
-the example's name.
+A batch arrives as physical batches, which devices share (`data_parallel`). Sums
+are integers, exact in any order: neither packing nor devices change them.
 
-Gradients by example are computed one after the other, each in the example's own
-length. Computed together, in the length of the longest, they would have other
-draws of dropout and another rounding: an example would change those of others,
-which no clip bounds. The sum is of integers: exact, in whatever order, so how
-examples are packed and how many devices share the work does not change it.
-Memory beside the weights: the gradient, 4 bytes a trained parameter; the sum
+Without a query, for public data, nothing is clipped or noised, and a step also
+returns the squared norm of each layer's gradient (`layer_freeze`). With
+`by_batch` each physical batch has one draw of dropout, which is faster.
+
+Memory besides the weights: the gradient, 4 bytes a trained parameter; the sum
 and the record that is being clipped (int64), up to 24 bytes a trained
 parameter; and the activations of an example.
-
-Without a query, for public data, nothing is clipped or noised. Gradients are
-those of each example there, too, so that packing changes no draw of dropout;
-`by_batch` takes those of whole physical batches, with one draw of dropout for
-each of them, which is faster, and which batch norm needs. A step on public data
-also returns the squared norm of each layer's gradient (`layer_freeze`).
-
-The state is that of a learning process, so `programs.private_rounds` charges
-steps as it charges rounds.
 """
 
-import collections
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-import concurrent.futures
-import contextlib
 import functools
-import itertools
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -49,8 +34,8 @@ from tff_asr.aggregators import aggregation
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
+from tff_asr.learning import data_parallel
 from tff_asr.learning import process
-from tff_asr.learning import running_statistics
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
@@ -58,22 +43,10 @@ from tff_asr.privacy import queries
 
 GRADIENTS = ('by_example', 'by_batch')
 
-# Batches that a device has, one of them in work.
-_QUEUED = 2
 
-
-def check_gradients(
-    gradients: str, *, is_private: bool, specs: weights_lib.Specs
-) -> None:
-  """Raises ValueError for none of `GRADIENTS`, or what cannot be clipped."""
+def check_gradients(gradients: str, *, is_private: bool) -> None:
+  """Raises ValueError if gradients are unknown or cannot be clipped."""
   checks.one_of(GRADIENTS, gradients=gradients)
-  if is_private or gradients == 'by_example':
-    running_statistics.refuse(
-        specs,
-        'no example has a gradient of its own to clip'
-        if is_private
-        else "it needs gradients = 'by_batch'",
-    )
   if is_private and gradients != 'by_example':
     raise ValueError(
         f'gradients = {gradients!r} cannot be clipped by example: take '
@@ -121,9 +94,7 @@ class DpSgd:
         are frozen, gradients by batch are to be clipped, or the query is for
         clients.
     """
-    check_gradients(
-        gradients, is_private=build_query is not None, specs=model.specs
-    )
+    check_gradients(gradients, is_private=build_query is not None)
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     buckets_lib.check_jit(jit_compile and gradients == 'by_example', buckets)
@@ -135,15 +106,11 @@ class DpSgd:
     live = weights_lib.without(frozen, model.specs)
     if not live:
       raise ValueError('frozen names all weights: nothing is left to train.')
-    if frozen:
-      running_statistics.refuse(model.specs, 'it cannot be frozen in part')
     self._model = model
-    self._statistics = weights_lib.statistics(live)
-    self._optimizer = running_statistics.with_statistics(optimizer, live)
+    self._optimizer = optimizer
     self._live_specs = weights_lib.tensor_specs(live)
     self._seed = weights_lib.seed_pair(seed)
     self._frozen = tuple(sorted(frozen))
-    self._devices = tuple(devices)
     self._query = None
     if build_query is not None:
       query = build_query(self._live_specs)
@@ -153,13 +120,16 @@ class DpSgd:
             'could noise: take another file of gin/privacy.'
         )
       self._query = query
-    self._add = _build_add(
-        model,
-        query=self._query,
-        live=tuple(self._live_specs),
-        gradients=gradients,
-        buckets=buckets,
-        jit_compile=jit_compile,
+    self._sum = self._build_sum(
+        _build_compute(
+            model,
+            query=self._query,
+            live=tuple(self._live_specs),
+            gradients=gradients,
+            buckets=buckets,
+            jit_compile=jit_compile,
+        ),
+        devices,
     )
     self._batch_size = batch_size
     self._update = tf.function(self._update_graph, autograph=False)
@@ -208,8 +178,11 @@ class DpSgd:
     seed = tf.random.fold_in(
         tf.constant(state.distributor.seed), state.distributor.round_num
     )
-    sums = self._sum(state, seed, batches)
     weights = weights_lib.to_tensors(state.global_model_weights)
+    params = self._clipping_params(state.aggregator.query_state)
+    sums = self._sum((weights, params, seed), batches)
+    if sums is None:
+      sums = _zeros(self._live(weights), self._query)
     query_state, finalizer = tf.nest.map_structure(
         tf.convert_to_tensor, (state.aggregator.query_state, state.finalizer)
     )
@@ -239,59 +212,32 @@ class DpSgd:
     """The weights that are trained."""
     return weights_lib.without(self._frozen, weights)
 
-  def _sum(self, state: Any, seed: tf.Tensor, batches: Any) -> '_Sums':
-    """Sums over all batches, shared by the devices in turn."""
+  def _clipping_params(self, query_state: Any) -> Any:
+    """What the query needs to clip, as tensors; () without a query."""
+    if self._query is None:
+      return ()
+    return tf.nest.map_structure(
+        tf.convert_to_tensor, self._query.derive_sample_params(query_state)
+    )
+
+  def _build_sum(
+      self, compute: Callable[..., '_Sums'], devices: Sequence[str]
+  ) -> data_parallel.DataParallelSum:
+    """The sum over physical batches, shared by the devices."""
     params = ()
     if self._query is not None:
-      query_state = state.aggregator.query_state
-      params = tf.nest.map_structure(
-          tf.convert_to_tensor, self._query.derive_sample_params(query_state)
-      )
-
-    def start(device: str) -> Callable[[Any], Any]:
-      with tf.device(device):
-        weights = tf.nest.map_structure(
-            tf.identity, weights_lib.to_tensors(state.global_model_weights)
-        )
-        sums = [_zeros(self._live(weights), self._query)]
-
-      def add(batch: pipeline_lib.Batch) -> None:
-        with tf.device(device):
-          sums[0] = self._add(weights, params, seed, batch, sums[0])
-
-      return add, sums
-
-    workers = [start(device) for device in self._devices]
-    with contextlib.ExitStack() as stack:
-      # A batch's number decides its device, so the sum is deterministic. A
-      # device waits for none of the others, as long as it has batches.
-      queues = [
-          (
-              stack.enter_context(concurrent.futures.ThreadPoolExecutor(1)),
-              collections.deque(),
-              add,
-          )
-          for add, _ in workers
-      ]
-      for batch, (pool, running, add) in zip(batches, itertools.cycle(queues)):
-        if len(running) == _QUEUED:
-          running.popleft().result()
-        running.append(pool.submit(add, batch))
-      for _, running, _ in queues:
-        for each in running:
-          each.result()
-    # In pairs, each on the device of its first: halves of the devices at once.
-    sums = [
-        (device, own) for device, (_, (own,)) in zip(self._devices, workers)
-    ]
-    while len(sums) > 1:
-      merged = []
-      for (device, one), (_, other) in zip(sums[::2], sums[1::2]):
-        with tf.device(device):
-          merged.append((device, _merge(self._query, one, other)))
-      sums = merged + sums[len(sums) // 2 * 2 :]
-    ((_, total),) = sums
-    return total
+      params = self._clipping_params(self._query.initial_global_state())
+    return data_parallel.DataParallelSum(
+        compute,
+        merge=functools.partial(_merge, self._query),
+        shared_spec=(
+            weights_lib.tensor_specs(self._model.specs),
+            tf.nest.map_structure(tf.type_spec_from_value, params),
+            tf.TensorSpec([2], tf.int32),
+        ),
+        batch_spec=pipeline_lib.batch_spec(),
+        devices=devices,
+    )
 
   def _event_graph(self, query_state):
     """The event of a step."""
@@ -306,12 +252,7 @@ class DpSgd:
           lambda record: record / self._batch_size, records
       )
       squares = weights_lib.Weights(
-          (
-              name,
-              tf.constant(0.0)
-              if name in self._statistics
-              else tf.reduce_sum(tf.square(part)),
-          )
+          (name, tf.reduce_sum(tf.square(part)))
           for name, part in mean.items()
       )
     else:
@@ -351,7 +292,7 @@ def _zeros(
   return _Sums(records, tf.zeros([]), tf.zeros([]), tf.zeros([]))
 
 
-def _merge(query: Optional[tfp.DPQuery], one: Any, other: Any) -> _Sums:
+def _merge(query: Optional[tfp.DPQuery], one: _Sums, other: _Sums) -> _Sums:
   """Adds sums."""
   if query is None:
     return tf.nest.map_structure(tf.add, one, other)
@@ -361,7 +302,7 @@ def _merge(query: Optional[tfp.DPQuery], one: Any, other: Any) -> _Sums:
   )
 
 
-def _build_add(
+def _build_compute(
     model: best_rq.BestRqModel,
     *,
     query: Optional[tfp.DPQuery],
@@ -370,36 +311,33 @@ def _build_add(
     buckets: Optional[buckets_lib.LengthBuckets],
     jit_compile: bool,
 ) -> Callable[..., _Sums]:
-  """The graph function that adds a physical batch to sums."""
+  """The graph function from weights and a physical batch to its sums."""
 
-  # One graph for all batches: a resumed run then has the same bits.
-  @tf.function(autograph=False)
-  def add(weights, params, seed, batch, sums):
+  def compute(shared, batch):
+    weights, params, seed = shared
     trained = weights_lib.Weights((name, weights[name]) for name in live)
     examples = _examples(batch, seed)
     gradient_of = _build_gradient(model, weights)
     if gradients == 'by_batch':
-      found = _Sums(
+      return _Sums(
           *gradient_of(trained, _masked(model, examples)),
           norm=tf.zeros([]),
           count=tf.cast(tf.size(batch['feature_lengths']), tf.float32),
       )
-    else:
-      if jit_compile:
-        gradient_of = tf.function(
-            gradient_of, autograph=False, jit_compile=True
-        )
-      found = _sum_by_example(
-          trained,
-          examples,
-          query=query,
-          params=params,
-          prepare=functools.partial(_masked_alone, model, buckets=buckets),
-          gradient_of=gradient_of,
+    if jit_compile:
+      gradient_of = tf.function(
+          gradient_of, autograph=False, jit_compile=True
       )
-    return _merge(query, sums, found)
+    return _sum_by_example(
+        trained,
+        examples,
+        query=query,
+        params=params,
+        prepare=functools.partial(_masked_alone, model, buckets=buckets),
+        gradient_of=gradient_of,
+    )
 
-  return _with_fixed_batch_type(add)
+  return compute
 
 
 def build_example_gradients(
@@ -427,7 +365,9 @@ def build_example_gradients(
   seeds = tf.TensorSpec([1, 2, 2], tf.int32)
 
   @tf.function(
-      input_signature=[spec, (one, tf.TensorSpec([1], tf.int32), seeds)],
+      input_signature=[
+          spec, _Examples(one, tf.TensorSpec([1], tf.int32), seeds)
+      ],
       autograph=False,
   )
   def gradient_of(weights, example):
@@ -441,16 +381,36 @@ def build_example_gradients(
     parts = _examples(batch, step_seed)
     for number in range(len(batch['feature_lengths'])):
       yield gradient_of(
-          weights, tuple(part[number : number + 1] for part in parts)
+          weights, _Examples(*(part[number : number + 1] for part in parts))
       )
 
   return gradients
 
 
-def _examples(
-    batch: pipeline_lib.Batch, seed: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Features [B, T, F], lengths [B], and two seeds an example [B, 2, 2]."""
+class _Examples(NamedTuple):
+  """Examples to be masked.
+
+  Attributes:
+    features: float32 [B, T, F].
+    lengths: int32 [B].
+    seeds: int32 [B, 2, 2], of masks and of dropout.
+  """
+
+  features: tf.Tensor
+  lengths: tf.Tensor
+  seeds: tf.Tensor
+
+
+# Examples that are masked, and seeds of their dropout, int32 [B, 2].
+_MaskedExamples = tuple[best_rq.Masked, tf.Tensor]
+_GradientOf = Callable[
+    [weights_lib.Weights, _MaskedExamples],
+    tuple[weights_lib.Weights, tf.Tensor],
+]
+
+
+def _examples(batch: pipeline_lib.Batch, seed: tf.Tensor) -> _Examples:
+  """The examples of a batch, with seeds by step and by name."""
   names = tf.strings.join(
       [batch['client_id'], batch['utterance_id']], separator='\n'
   )
@@ -462,10 +422,12 @@ def _examples(
       numbers,
       fn_output_signature=tf.TensorSpec([2, 2], tf.int32),
   )
-  return batch['features'], batch['feature_lengths'], seeds
+  return _Examples(batch['features'], batch['feature_lengths'], seeds)
 
 
-def _masked(model: best_rq.BestRqModel, examples: Any) -> Any:
+def _masked(
+    model: best_rq.BestRqModel, examples: _Examples
+) -> _MaskedExamples:
   """Examples masked, and their seeds of dropout."""
   features, lengths, seeds = examples
   return model.mask(features, lengths, seeds[:, 0]), seeds[:, 1]
@@ -473,10 +435,10 @@ def _masked(model: best_rq.BestRqModel, examples: Any) -> Any:
 
 def _masked_alone(
     model: best_rq.BestRqModel,
-    example: Any,
+    example: _Examples,
     *,
     buckets: Optional[buckets_lib.LengthBuckets] = None,
-) -> Any:
+) -> _MaskedExamples:
   """One example masked, padded, if at all, by its length alone.
 
   The batch's padding would change its rounding.
@@ -485,12 +447,12 @@ def _masked_alone(
   features = features[:, : lengths[0]]
   if buckets is not None:
     features = buckets.pad_frames(features)
-  return _masked(model, (features, lengths, seeds))
+  return _masked(model, _Examples(features, lengths, seeds))
 
 
 def _build_gradient(
     model: best_rq.BestRqModel, weights: weights_lib.Weights
-) -> Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]]:
+) -> _GradientOf:
   """Returns a function to the gradient of the summed loss, and that loss.
 
   The function takes trained weights, which stand in place of some of these, and
@@ -514,12 +476,12 @@ def _build_gradient(
 
 def _sum_by_example(
     weights: weights_lib.Weights,
-    examples: Any,
+    examples: _Examples,
     *,
     query: Optional[tfp.DPQuery],
     params: Any,
-    prepare: Callable[[Any], Any],
-    gradient_of: Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]],
+    prepare: Callable[[_Examples], _MaskedExamples],
+    gradient_of: _GradientOf,
 ) -> _Sums:
   """Sums the gradients of a batch's examples, clipped if there is a query.
 
@@ -532,6 +494,8 @@ def _sum_by_example(
     gradient_of: As `_build_gradient` returns it.
   """
 
+  # One after the other, each in its own length. Computed together, an example
+  # would change the dropout and the rounding of others, which no clip bounds.
   def add(number, sums: _Sums) -> tuple[tf.Tensor, _Sums]:
     example = tf.nest.map_structure(
         lambda part: part[number : number + 1], examples
@@ -557,28 +521,6 @@ def _sum_by_example(
       parallel_iterations=1,
   )
   return sums
-
-
-def _with_fixed_batch_type(add: tf.types.experimental.GenericFunction):
-  """Traces for batches of any size, once a device."""
-  traced = {}
-
-  def call(weights, params, seed, batch, sums):
-    device = weights[next(iter(weights))].device
-    if device not in traced:
-      specs = tf.nest.map_structure(
-          lambda value: tf.TensorSpec(value.shape, value.dtype),
-          (weights, params, seed),
-      )
-      sum_specs = tf.nest.map_structure(
-          lambda value: tf.TensorSpec(value.shape, value.dtype), sums
-      )
-      traced[device] = add.get_concrete_function(
-          *specs, pipeline_lib.batch_spec(), sum_specs
-      )
-    return traced[device](weights, params, seed, batch, sums)
-
-  return call
 
 
 def _to_arrays(event: Any) -> Any:

@@ -13,7 +13,8 @@ gradient, no delta, no part of the clip, no noise and no optimizer state.
 
 import collections
 from collections.abc import Collection
-from typing import Any, NamedTuple, Optional
+import dataclasses
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,6 @@ from tff_asr.learning import canaries as canaries_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
-from tff_asr.learning import running_statistics
 from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
 
@@ -90,9 +90,6 @@ def build(
     ValueError: frozen names no layer or all of them, or as the parts raise.
   """
   seed_pair = weights_lib.seed_pair(seed)
-  running_statistics.refuse(
-      model.specs, 'clients have no statistics to share'
-  )
   frozen = layer_freeze.match(frozen, model.specs)
 
   @tff.tensorflow.computation
@@ -106,11 +103,10 @@ def build(
   open_client, read = client_data_lib.training_examples(client_data)
   client_work = client_update.build(
       model=model,
-      pipeline=pipeline,
+      pipeline=dataclasses.replace(pipeline, read=read),
       broadcast_type=distributor.next.type_signature.result.result.member,
       examples_type=open_client.type_signature.result,
       local=local,
-      read=read,
       frozen=frozen,
   )
   if canaries is not None:
@@ -136,7 +132,9 @@ def build(
   )
 
 
-def set_noise_key(state: process_lib.State, key: Any) -> process_lib.State:
+def set_noise_key(
+    state: process_lib.State, key: np.ndarray
+) -> process_lib.State:
   """Returns the state with the aggregator's noise key set.
 
   A key must not see two sums from one state. If `next` is called twice on a

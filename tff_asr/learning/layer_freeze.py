@@ -1,4 +1,4 @@
-"""LayerFreeze: which layers private training leaves as they are.
+"""LayerFreeze: chooses layers that private training does not change.
 
 Chauhan et al. 2024, https://arxiv.org/abs/2409.13953. A public warm start adds
 up the squared norms of each tensor's gradients; the layers with the smallest
@@ -6,9 +6,9 @@ scores are frozen. Fewer trained weights get less noise in total, and each
 trained layer gets a larger part of the clip.
 
 The paper does not say what a layer is, nor what a share is of. Here the share
-is of the parameters: of a Conformer's tensors half hold .1 % of its parameters,
-and to freeze these would leave the noise as it is. A layer is a tensor, as for
-clipping, a module or a block.
+is of the parameters: half of a Conformer's tensors hold .1 % of its parameters,
+and freezing these would leave the noise as it is. A layer is a tensor, as for
+clipping.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,10 +20,7 @@ import numpy as np
 
 from tff_asr import checks
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import clipping
 
-UNITS = ('tensor', 'module', 'block')
-SCORES = ('sum', 'per_parameter')
 ORDERS = ('lowest', 'highest', 'random')
 
 
@@ -33,17 +30,11 @@ class LayerFreeze:
 
   Attributes:
     share: Share of the parameters, in [0, 1).
-    unit: What is frozen whole: each `tensor`; `module`, as in `clipping`; or
-      `block`, whose name is what stands before the first `/`.
-    score: The `sum` of a layer's squared gradient norms, as in the paper, or
-      that `per_parameter`.
     order: `lowest` scores, as in the paper; `highest` or `random` to compare.
     seed: Seed of the order `random`.
   """
 
   share: float
-  unit: str = 'tensor'
-  score: str = 'sum'
   order: str = 'lowest'
   seed: int = 1
 
@@ -51,8 +42,6 @@ class LayerFreeze:
     checks.in_range(0, 1, share=self.share)
     if self.share == 1:
       raise ValueError('share must be below 1, found 1: nothing is left.')
-    checks.one_of(UNITS, unit=self.unit)
-    checks.one_of(SCORES, score=self.score)
     checks.one_of(ORDERS, order=self.order)
     checks.non_negative_int(seed=self.seed)
 
@@ -72,43 +61,22 @@ class LayerFreeze:
     Raises:
       ValueError: A score is not a number.
     """
-    layers = {}
-    for name in sorted(specs):
+    order = sorted(specs)
+    for name in order:
       if not math.isfinite(scores[name]):
         raise ValueError(
             f'the score of {name} must be finite, found {scores[name]}.'
         )
-      layers.setdefault(self._layer(name), []).append(name)
-    order = sorted(layers)
     if self.order == 'random':
       np.random.default_rng(self.seed).shuffle(order)
     else:
       sign = -1 if self.order == 'highest' else 1
-      order.sort(key=lambda layer: sign * self._score(
-          layers[layer], scores, specs
-      ))
-    sizes = [_count(layers[layer], specs) for layer in order[:-1]]
+      order.sort(key=lambda name: sign * scores[name])
+    # The last one always stays trained.
+    sizes = [_count([name], specs) for name in order[:-1]]
     frozen = np.cumsum([0, *sizes])
     number = np.argmin(np.abs(frozen - self.share * weights_lib.count(specs)))
-    return sorted(name for layer in order[:number] for name in layers[layer])
-
-  def _layer(self, name: str) -> str:
-    """The layer of a tensor."""
-    if self.unit == 'module':
-      return clipping.module_name(name)
-    return name.split('/')[0] if self.unit == 'block' else name
-
-  def _score(
-      self,
-      names: Collection[str],
-      scores: Mapping[str, float],
-      specs: weights_lib.Specs,
-  ) -> float:
-    """The score of a layer of these tensors."""
-    total = math.fsum(scores[name] for name in names)
-    if self.score == 'sum':
-      return total
-    return total / _count(names, specs)
+    return sorted(order[:number])
 
 
 def described(frozen: Collection[str], specs: weights_lib.Specs) -> str:

@@ -13,7 +13,8 @@ The state holds the frozen names, so freezing other weights changes a round's
 identity.
 """
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -31,8 +32,8 @@ class RandomState(NamedTuple):
     round_num: int32, rounds or steps done so far.
   """
 
-  seed: Any
-  round_num: Any
+  seed: tf.Tensor | np.ndarray
+  round_num: tf.Tensor | np.ndarray
 
 
 class Process(Protocol):
@@ -41,7 +42,7 @@ class Process(Protocol):
   def initialize(self) -> State:
     """Returns the state before the first round."""
 
-  def next(self, state: State, data: Any) -> Output:
+  def next(self, state: State, data: Iterable[object]) -> Output:
     """Runs a round.
 
     Args:

@@ -1,4 +1,4 @@
-"""Conformer encoder with group norm, or batch norm.
+"""Conformer encoder with group norm.
 
 Gulati et al. 2020, https://arxiv.org/abs/2005.08100: a convolutional front end
 (`subsampling`, 4x), then blocks
@@ -13,10 +13,9 @@ with dropout at the end of each of the four and after the swish of an FFN.
 Differences: group norm in place of batch norm, whose statistics couple the
 examples of a batch (private gradients by example forbid it, and clients have
 none to share; so in https://arxiv.org/abs/2409.13953), taken over valid frames
-only. Batch norm is there to compare with, without privacy. Matrices have no
-biases, as in `transformer`. Without relative positions attention has none: so
-in the Conformer XL of Zhang et al. 2020, https://arxiv.org/abs/2010.10504,
-whose convolutions tell places apart.
+only. Matrices have no biases, as in `transformer`. Without relative positions
+attention has none, as in the Conformer XL of Zhang et al. 2020,
+https://arxiv.org/abs/2010.10504, whose convolutions encode the position.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
@@ -37,9 +36,6 @@ from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
 
-NORMS = ('group', 'batch')
-
-
 def build(
     *,
     num_blocks: int,
@@ -47,7 +43,6 @@ def build(
     mlp_dim: int,
     num_heads: int,
     kernel_size: int = 5,
-    norm: str = 'group',
     num_groups: int = 8,
     front_channels: int = 32,
     relative_attention: bool = True,
@@ -63,9 +58,8 @@ def build(
     mlp_dim: Hidden width of the blocks' FFNs.
     num_heads: Attention heads.
     kernel_size: Frames that a depthwise convolution sees, odd.
-    norm: After the depthwise convolution: 'group' or 'batch'. A model with
-      batch norm trains centrally and without privacy only.
-    num_groups: Groups of channels of the group norms.
+    num_groups: Groups of channels of the group norm after the depthwise
+      convolution.
     front_channels: Channels of the front end's convolutions.
     relative_attention: Whether attention has relative positions, or none.
     dropout: Rate.
@@ -76,11 +70,10 @@ def build(
     An `encoder.Encoder` with D = dim and S = T // 4.
 
   Raises:
-    ValueError: An unknown activation_dtype or norm, a size is not positive,
+    ValueError: An unknown activation_dtype, a size is not positive,
       dropout is outside [0, 1), kernel_size is even, feature_dim below 4, or
       dim not divisible by num_heads and num_groups.
   """
-  checks.one_of(NORMS, norm=norm)
   checks.positive_int(
       mlp_dim=mlp_dim,
       num_heads=num_heads,
@@ -103,9 +96,7 @@ def build(
           activation_dtype=activation_dtype,
       ),
       num_blocks=num_blocks,
-      block_specs=_block_specs(
-          dim, mlp_dim, kernel_size, relative_attention, norm
-      ),
+      block_specs=_block_specs(dim, mlp_dim, kernel_size, relative_attention),
       apply_block=functools.partial(
           _block,
           attend=functools.partial(
@@ -115,7 +106,6 @@ def build(
               num_heads=num_heads,
               dropout=dropout,
           ),
-          norm=norm,
           num_groups=num_groups,
           dropout=dropout,
           activation_dtype=activation_dtype,
@@ -128,7 +118,6 @@ def _block_specs(
     mlp_dim: int,
     kernel_size: int,
     relative_attention: bool,
-    norm: str,
 ) -> weights_lib.Specs:
   """Weights of one block."""
   layer_norm = weights_lib.prefix('ln', layers.norm_specs(dim))
@@ -145,11 +134,7 @@ def _block_specs(
       'depthwise': weights_lib.WeightSpec(
           (kernel_size, dim), limit=1 / math.sqrt(kernel_size)
       ),
-      **(
-          weights_lib.prefix('bn', layers.batch_norm_specs(dim))
-          if norm == 'batch'
-          else weights_lib.prefix('gn', layers.norm_specs(dim))
-      ),
+      **weights_lib.prefix('gn', layers.norm_specs(dim)),
       'w3': weights_lib.matrix(dim, 2 * dim),
       'w4': weights_lib.matrix(dim, dim),
   }
@@ -171,7 +156,6 @@ def _block(
     seed: Optional[tf.Tensor],
     *,
     attend: Callable[..., tf.Tensor],
-    norm: str,
     num_groups: int,
     dropout: float,
     activation_dtype: str,
@@ -194,20 +178,12 @@ def _block(
     gated = layers.glu(layers.matmul(normed, weights['w3']))
     gated *= tf.cast(valid, gated.dtype)
     hidden = _depthwise(gated, weights['depthwise'])
-    if norm == 'batch':
-      hidden = layers.batch_norm(
-          weights_lib.select('bn', weights),
-          hidden,
-          valid,
-          is_training=seed is not None,
-      )
-    else:
-      hidden = layers.group_norm(
-          weights_lib.select('gn', weights),
-          hidden,
-          valid,
-          num_groups=num_groups,
-      )
+    hidden = layers.group_norm(
+        weights_lib.select('gn', weights),
+        hidden,
+        valid,
+        num_groups=num_groups,
+    )
     outputs = layers.matmul(_swish(hidden), weights['w4'])
     return layers.dropout(outputs, dropout, seed)
 

@@ -8,7 +8,7 @@ Graves et al. 2006. The blank is the last of the V outputs.
 
 import dataclasses
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -212,6 +212,110 @@ def _scan_loss(
   return losses_of(logits)
 
 
+class _Lattice(NamedTuple):
+  """States of the alignments: blank, label, blank, ... and blank.
+
+  The first B rows are of the forward pass, the last B of the backward pass,
+  which is a forward pass over states in reverse.
+
+  Attributes:
+    tokens: int32 [B, 2 U + 1], of each state.
+    is_end: bool [B, 2 U + 1], states in which an alignment may end.
+    start: float32 [2 B, 2 U + 1], log scores before the first frame.
+    skips: float32 [2 B, 2 U + 1], log scores of the step from one label to the
+      next, past the blank between them.
+  """
+
+  tokens: tf.Tensor
+  is_end: tf.Tensor
+  start: tf.Tensor
+  skips: tf.Tensor
+
+
+def _lattice(
+    labels: tf.Tensor,
+    label_lengths: tf.Tensor,
+    *,
+    blank: tf.Tensor,
+    log_epsilon: float,
+) -> _Lattice:
+  """The lattice of labels int32 [B, U]; see `_forward_backward`."""
+  tokens = tf.stack([tf.fill(tf.shape(labels), blank), labels], axis=2)
+  tokens = tf.pad(
+      tf.reshape(tokens, [tf.shape(labels)[0], -1]),
+      [[0, 0], [0, 1]],
+      constant_values=blank,
+  )
+  states = tf.range(tf.shape(tokens)[1])[tf.newaxis]
+  last = 2 * label_lengths[:, tf.newaxis]
+  # Equal labels need the blank between them.
+  skips = tf.not_equal(tokens[:, 2:], tokens[:, :-2])
+  skips = tf.where(skips, 0.0, log_epsilon)
+  skips = tf.where(tf.equal(states[:, 2:] % 2, 1), skips, _LOG_ZERO)
+  padded = lambda *pad: tf.pad(
+      skips, [[0, 0], pad], constant_values=_LOG_ZERO
+  )
+  # Before its first frame, a row is in the blank that it begins with.
+  start = tf.concat(
+      [
+          tf.where(tf.equal(states, tf.zeros_like(last)), 0.0, log_epsilon),
+          tf.where(tf.equal(states, last)[:, ::-1], 0.0, _LOG_ZERO),
+      ],
+      axis=0,
+  )
+  return _Lattice(
+      tokens=tokens,
+      is_end=tf.equal(states, last) | tf.equal(states, last - 1),
+      start=start,
+      skips=tf.concat([padded(2, 0), tf.reverse(padded(0, 2), [1])], axis=0),
+  )
+
+
+def _run_lattice(
+    lattice: _Lattice, scores: tf.Tensor, in_length: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Sums the paths into each state, frame by frame, both ways.
+
+  Args:
+    lattice: See `_Lattice`.
+    scores: float32 [S, 2 B, 2 U + 1], log scores of the states.
+    in_length: bool [S, 2 B], false for padding, which leaves paths as they are.
+
+  Returns:
+    Log scores of the paths after the last frame, [2 B, 2 U + 1], and after each
+    frame, [S, 2 B, 2 U + 1].
+  """
+  size = tf.shape(scores)[0]
+
+  def shift(paths):
+    return tf.pad(paths[:, :-1], [[0, 0], [1, 0]], constant_values=_LOG_ZERO)
+
+  def advance(frame, paths, history):
+    nearest = shift(paths)
+    next_label = shift(nearest) + lattice.skips
+    most = tf.maximum(tf.maximum(paths, nearest), next_label)
+    total = tf.add_n(
+        [tf.exp(each - most) for each in (paths, nearest, next_label)]
+    )
+    advanced = most + tf.math.log(total) + scores[frame]
+    is_valid = in_length[frame][:, tf.newaxis]
+    paths = tf.where(is_valid, advanced, paths)
+    return frame + 1, paths, history.write(frame, paths)
+
+  start = lattice.start
+  _, paths, history = tf.while_loop(
+      lambda frame, *_: frame < size,
+      advance,
+      (
+          tf.constant(0),
+          start,
+          tf.TensorArray(tf.float32, size, element_shape=start.shape),
+      ),
+      parallel_iterations=1,
+  )
+  return paths, history.stack()
+
+
 def _forward_backward(
     logits: tf.Tensor,
     logit_lengths: tf.Tensor,
@@ -224,10 +328,6 @@ def _forward_backward(
   The backward pass is a forward one over frames and states in reverse: both are
   rows of one loop, which has S turns of 30 ops on [2 B, 2 U + 1] scores.
 
-  Before it, each frame's scores are taken relative to the best of the states
-  in it, and the logarithm of the softmax's sum is subtracted after it: float32
-  then rounds by what distinguishes alignments, not by what all of them cost.
-
   Args:
     logits: float32 [B, S, V].
     logit_lengths: int32 [B].
@@ -239,84 +339,39 @@ def _forward_backward(
     Losses float32 [B], and the gradient of each by its logits, [B, S, V].
   """
   batch_size, size, vocab_size = tf.unstack(tf.shape(logits))
-  blank = vocab_size - 1
-  # States: blank, label, blank, ... and blank.
-  tokens = tf.stack([tf.fill(tf.shape(labels), blank), labels], axis=2)
-  tokens = tf.pad(
-      tf.reshape(tokens, [batch_size, -1]),
-      [[0, 0], [0, 1]],
-      constant_values=blank,
+  lattice = _lattice(
+      labels, label_lengths, blank=vocab_size - 1, log_epsilon=log_epsilon
   )
-  states = tf.range(tf.shape(tokens)[1])[tf.newaxis]
-  last = 2 * label_lengths[:, tf.newaxis]
-  # From one label to the next, past the blank between, unless they are equal.
-  skips = tf.not_equal(tokens[:, 2:], tokens[:, :-2])
-  skips = tf.where(skips, 0.0, log_epsilon)
-  skips = tf.where(tf.equal(states[:, 2:] % 2, 1), skips, _LOG_ZERO)
-  padded = lambda *pad: tf.pad(
-      skips, [[0, 0], pad], constant_values=_LOG_ZERO
-  )
-  skips = tf.concat([padded(2, 0), tf.reverse(padded(0, 2), [1])], axis=0)
-  # Before its first frame, a row is in the blank that it begins with.
-  start = tf.concat(
-      [
-          tf.where(tf.equal(states, tf.zeros_like(last)), 0.0, log_epsilon),
-          tf.where(tf.equal(states, last)[:, ::-1], 0.0, _LOG_ZERO),
-      ],
-      axis=0,
-  )
-
   # By frame [S, B, ...], as the loop takes them.
   by_frame = tf.transpose(logits, [1, 0, 2])
   in_length = tf.transpose(tf.sequence_mask(logit_lengths, size))
+  tokens = lattice.tokens
   scores = tf.gather(
       by_frame,
       tf.broadcast_to(tokens, tf.concat([[size], tf.shape(tokens)], axis=0)),
       batch_dims=2,
       axis=2,
   )
+  # Scores are relative to the frame's best state, and the logarithm of the
+  # softmax's sum is subtracted at the end: float32 then rounds by what
+  # distinguishes alignments, not by what all of them cost.
   best = tf.reduce_max(scores, axis=2, keepdims=True)
   scores -= best
-  both_scores = tf.concat([scores, tf.reverse(scores, [0, 2])], axis=1)
-  both_in_length = tf.concat([in_length, tf.reverse(in_length, [0])], axis=1)
-
-  def shift(paths):
-    return tf.pad(paths[:, :-1], [[0, 0], [1, 0]], constant_values=_LOG_ZERO)
-
-  def advance(frame, paths, history):
-    nearest = shift(paths)
-    next_label = shift(nearest) + skips
-    most = tf.maximum(tf.maximum(paths, nearest), next_label)
-    total = tf.add_n(
-        [tf.exp(each - most) for each in (paths, nearest, next_label)]
-    )
-    advanced = most + tf.math.log(total) + both_scores[frame]
-    is_valid = both_in_length[frame][:, tf.newaxis]
-    paths = tf.where(is_valid, advanced, paths)
-    return frame + 1, paths, history.write(frame, paths)
-
-  _, paths, history = tf.while_loop(
-      lambda frame, *_: frame < size,
-      advance,
-      (
-          tf.constant(0),
-          start,
-          tf.TensorArray(tf.float32, size, element_shape=start.shape),
-      ),
-      parallel_iterations=1,
+  paths, history = _run_lattice(
+      lattice,
+      tf.concat([scores, tf.reverse(scores, [0, 2])], axis=1),
+      tf.concat([in_length, tf.reverse(in_length, [0])], axis=1),
   )
-  is_end = tf.equal(states, last) | tf.equal(states, last - 1)
   all_paths = tf.reduce_logsumexp(
-      tf.where(is_end, paths[:batch_size], _LOG_ZERO), axis=1
+      tf.where(lattice.is_end, paths[:batch_size], _LOG_ZERO), axis=1
   )
   is_possible = all_paths > _LOG_ZERO / 2
   rest = best[:, :, 0] - tf.reduce_logsumexp(by_frame, axis=2)
   rest = tf.reduce_sum(tf.where(in_length, rest, 0.0), axis=0)
   losses = tf.where(is_possible, -(all_paths + rest), math.inf)
 
-  # The share of each state in the paths through a frame. Both passes have the
-  # frame's own score.
-  history = history.stack()
+  # The share of each state in the paths through a frame. Both passes include
+  # the frame's own score.
   joint = history[:, :batch_size] - scores
   joint += tf.reverse(history[:, batch_size:], [0, 2])
   shares = tf.transpose(tf.nn.softmax(joint), [1, 0, 2])
@@ -330,7 +385,7 @@ def _forward_backward(
 
 
 def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
-  """Best token a frame, repeats merged, blanks removed.
+  """Best token of each frame, repeats merged, blanks removed.
 
   Args:
     logits: float32 [B, S, V].
@@ -339,22 +394,22 @@ def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
   Returns:
     A tf.RaggedTensor int32 [B, (U)] of token ids.
   """
-  tokens, is_heard = greedy_tokens(logits, logit_lengths)
-  return tf.ragged.boolean_mask(tokens, is_heard)
+  tokens, is_emitted = greedy_tokens(logits, logit_lengths)
+  return tf.ragged.boolean_mask(tokens, is_emitted)
 
 
 def greedy_tokens(
     logits: tf.Tensor, logit_lengths: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Best token a frame, and in which frames one is heard.
+  """Best token of each frame, and the frames that emit one.
 
   Args:
     logits: float32 [B, S, V].
     logit_lengths: int32 [B].
 
   Returns:
-    int32 [B, S], and bool [B, S]: true where a token begins that is no blank,
-    before each length.
+    int32 [B, S], and bool [B, S]: true where a token other than the blank
+    begins, before each length.
   """
   blank = logits.shape[-1] - 1
   best = tf.argmax(logits, axis=-1, output_type=tf.int32)

@@ -2,8 +2,7 @@
 
 Layer norm (Ba et al. 2016, https://arxiv.org/abs/1607.06450) and group norm (Wu
 and He 2018, https://arxiv.org/abs/1803.08494) take their statistics from one
-utterance alone, as gradients by example need; batch norm (Ioffe and Szegedy
-2015, https://arxiv.org/abs/1502.03167), a baseline without privacy, does not.
+utterance alone, as gradients by example need.
 
 Products may be of bfloat16 (`activation_dtype`): half the memory, and the fast
 matrix units of GPUs. What a block adds to the residual stream, the stream
@@ -17,7 +16,7 @@ front end, positions, the scale and the softmax of attention, and (head_dtype of
 """
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 
@@ -92,73 +91,6 @@ def group_norm(
   return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
 
 
-def batch_norm_specs(dim: int) -> weights_lib.Specs:
-  """Weights of `batch_norm` over D = dim, running statistics among them."""
-  return {
-      **norm_specs(dim),
-      'mean': weights_lib.WeightSpec((dim,), is_statistic=True),
-      'variance': weights_lib.WeightSpec((dim,), offset=1.0, is_statistic=True),
-  }
-
-
-def batch_norm(
-    weights: weights_lib.Weights,
-    inputs: tf.Tensor,
-    valid: tf.Tensor,
-    *,
-    is_training: bool,
-) -> tf.Tensor:
-  """Shifts and scales each channel by its mean and variance.
-
-  In training, those of all valid frames of the batch; in evaluation `mean` and
-  `variance`. The loss does not depend on these two in training. In the place of
-  their gradients stand n (mean - mean of the batch), and so for the variance,
-  whatever the loss's scale is: summed over batches and divided by the sum of n,
-  and followed at a rate of 1 - m, they are running averages of momentum m
-  (`learning.running_statistics`).
-
-  Args:
-    weights: As in `batch_norm_specs`.
-    inputs: float32 or bfloat16 [B, S, D].
-    valid: float32 [B, S, 1], 1 for frames of the utterance, 0 for padding,
-      which has no part in the statistics. n: utterances with a valid frame.
-    is_training: Which statistics to take.
-
-  Returns:
-    As inputs; what stands at padded frames is arbitrary but finite.
-  """
-  values = tf.where(valid > 0, tf.cast(inputs, tf.float32), 0.0)
-  mean, variance = weights['mean'], weights['variance']
-  if is_training:
-    count = tf.maximum(tf.reduce_sum(valid), 1.0)
-    mean = tf.reduce_sum(values, axis=[0, 1]) / count
-    squares = valid * tf.square(values - mean)
-    variance = tf.reduce_sum(squares, axis=[0, 1]) / count
-  normed = (values - mean) * tf.math.rsqrt(variance + _EPSILON)
-  outputs = normed * weights['scale'] + weights['bias']
-  if is_training:
-    outputs = _with_differences(
-        outputs,
-        weights['mean'],
-        weights['variance'],
-        mean,
-        variance,
-        tf.reduce_sum(tf.reduce_max(valid, axis=1)),
-    )
-  return tf.cast(outputs, inputs.dtype)
-
-
-@tf.custom_gradient
-def _with_differences(outputs, mean, variance, batch_mean, batch_variance, n):
-  """The outputs; see `batch_norm` for the gradients."""
-
-  def gradient(upstream):
-    differences = (mean - batch_mean, variance - batch_variance)
-    return upstream, *(n * each for each in differences), None, None, None
-
-  return tf.identity(outputs), gradient
-
-
 def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
   """Returns float32 [B, size, 1]: 1 before each length, 0 from it on."""
   return tf.sequence_mask(lengths, size, tf.float32)[:, :, tf.newaxis]
@@ -183,7 +115,7 @@ def dropout(
   return inputs * tf.reshape(kept, tf.shape(inputs))
 
 
-def uniform(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
+def uniform(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
   """Draws float32 in [0, 1), the same ones under XLA.
 
   Those of `tf.random.stateless_uniform`, which makes others of the same bits
@@ -196,7 +128,7 @@ def uniform(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
   return tf.bitcast(bits, tf.float32) - 1.0
 
 
-def _draw(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
+def _draw(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
   """Uniform uint32."""
   return tf.random.stateless_uniform(
       shape,

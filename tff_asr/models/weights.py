@@ -9,7 +9,7 @@ no graph or file has to carry them.
 import collections
 from collections.abc import Collection, Mapping
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 import zlib
 
 import tensorflow as tf
@@ -24,16 +24,15 @@ class WeightSpec(NamedTuple):
     shape: The tensor's shape.
     limit: The initial value is uniform in [-limit, limit).
     offset: Added to it; with limit 0 the initial value is this constant.
-    is_statistic: Whether it is a running statistic (`layers.batch_norm`).
   """
 
   shape: tuple[int, ...]
   limit: float = 0.0
   offset: float = 0.0
-  is_statistic: bool = False
 
 
 Specs = Mapping[str, WeightSpec]
+_Value = TypeVar('_Value')
 
 
 def seed_pair(seed: int) -> tuple[int, int]:
@@ -103,8 +102,8 @@ def tensor_specs(specs: Specs) -> Weights:
   )
 
 
-def without(names: Collection[str], weights: Mapping[str, Any]) -> Weights:
-  """The weights, or specs of weights, but for those of these names."""
+def without(names: Collection[str], weights: Mapping[str, _Value]) -> Weights:
+  """The weights, or specs of weights, without those of these names."""
   return Weights(
       (name, value) for name, value in weights.items() if name not in names
   )
@@ -119,16 +118,13 @@ def updated(
   )
 
 
-def to_tensors(weights: Mapping[str, Any]) -> Weights:
+def to_tensors(
+    weights: Mapping[str, tf.types.experimental.TensorLike]
+) -> Weights:
   """Arrays to tensors, once, so that steps do not copy them each time."""
   return Weights(
       (name, tf.convert_to_tensor(value)) for name, value in weights.items()
   )
-
-
-def statistics(specs: Specs) -> frozenset[str]:
-  """Names of the running statistics."""
-  return frozenset(name for name, spec in specs.items() if spec.is_statistic)
 
 
 def differences(

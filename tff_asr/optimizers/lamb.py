@@ -9,6 +9,7 @@ direction u (`adam`, weight decay included):
 Every tensor has its ratio, also biases and layer norms. It has no bounds.
 """
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.optimizers import adam
@@ -26,6 +27,14 @@ def build_lamb(
   """Builds Adam with a trust ratio; see `adam.build_adam`.
 
   The defaults are optax's. The default epsilon differs from Adam's.
+
+      >>> optimizer = build_lamb(0.1)
+      >>> state = optimizer.initialize(tf.TensorSpec([2]))
+      >>> state, weights = optimizer.next(
+      ...     state, tf.constant([3.0, 4.0]), tf.constant([1.0, 1.0])
+      ... )
+      >>> round(float(tf.norm(weights - [3.0, 4.0])), 3)  # 10 % of the norm.
+      0.5
   """
   return adam.build_adam(
       learning_rate,

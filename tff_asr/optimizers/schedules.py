@@ -6,14 +6,14 @@ state then carries the round number.
 """
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
 
-Schedule = Callable[[Any], tf.Tensor]
+Schedule = Callable[[int | tf.Tensor], tf.Tensor]
 
 
 def constant(learning_rate: float) -> Schedule:

@@ -95,7 +95,7 @@ class CentralTraining(training_loop.TrainingRun):
     devices: Each batch is divided among these; None: TensorFlow's default one.
     encoder_rate: Factor of the encoder's steps, relative to the head's.
     encoder_frozen_steps: The encoder is trained after so many steps; its
-      optimizer and schedule begin then (`optimizers.grouped`).
+      optimizer and schedule begin then (`optimizers.param_groups`).
     encoder_optimizer: Optimizer of the encoder, with another schedule; None: as
       the head's.
     jit_compile: Whether XLA compiles the step (`central_step`), which needs
@@ -271,7 +271,7 @@ class CentralTraining(training_loop.TrainingRun):
     ).prefetch(1)
 
   @functools.cached_property
-  def _prepare(self) -> Callable[..., pipeline_lib.Prepared]:
+  def _prepare(self) -> Callable[..., pipeline_lib.PackedChunk]:
     """(chunk's number, its record locations, loader's seed) to the chunk.
 
     Traced once for all loaders, and for those that read without masks.
@@ -279,8 +279,8 @@ class CentralTraining(training_loop.TrainingRun):
 
     def prepare(chunk, rows, seed):
       number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
-      return self.pipeline.prepare(
-          self.client_data.read(rows, self.pipeline.longest),
+      return self.pipeline.pack(
+          self.client_data.read(rows, self.pipeline.max_samples),
           seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
       )
 

@@ -120,6 +120,7 @@ def padding(
       max_batch_sec=max_batch_sec,
       max_utterance_sec=min(30.0, max_batch_sec),
       max_padding=max_padding,
+      read=data.read,
   )
 
   @tf.function(
@@ -131,7 +132,6 @@ def padding(
         tf.data.Dataset.from_tensor_slices(rows),
         seed=tf.constant([seed, 0]),
         num_epochs=1,
-        read=data.read,
     )
     return batches.reduce(
         tf.zeros([4], tf.int64),

@@ -24,7 +24,6 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
-from tff_asr.learning import running_statistics
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import weights as weights_lib
@@ -95,16 +94,8 @@ class Pretraining(training_loop.TrainingRun):
           checks.positive(measured_clips=clip)
       with collect:
         dp_sgd.check_gradients(
-            self.gradients,
-            is_private=self.build_query is not None,
-            specs=self.model.specs,
+            self.gradients, is_private=self.build_query is not None
         )
-      with collect:
-        if self.measured_clips:
-          running_statistics.refuse(
-              self.model.specs,
-              'measured_clips needs gradients by example: set it to ()',
-          )
       with collect:
         self._build_examples(keys.from_seed(0))
       with collect:

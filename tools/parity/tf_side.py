@@ -482,7 +482,7 @@ def _batches(
       max_batch_sec=max_batch_sec,
       max_padding=1.0,
       chunk_size=_BUFFER,
-      copies=copies,
+      repeats=copies,
   )
   epoch = pipeline.training_batches(
       examples, seed=tf.constant([1, 2]), num_epochs=1

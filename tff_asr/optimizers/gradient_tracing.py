@@ -1,9 +1,8 @@
-"""An optimizer that also keeps the last gradient that it is given.
+"""A gradient-tracing optimizer: its state also holds the last gradient.
 
     last <- gradient,
 
-and whatever the inner optimizer does. It serves audits, which look at what each
-round released.
+besides the inner optimizer's step. Audits read from it what each round released.
 """
 
 import collections
@@ -12,15 +11,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 
-def build_recording(
+def build_gradient_tracing(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.optimizers.Optimizer:
   """Returns the optimizer; its state has `last`, like the weights."""
-  return _Recording(optimizer)
+  return _GradientTracing(optimizer)
 
 
-class _Recording(tff.learning.optimizers.Optimizer):
-  """See `build_recording`."""
+class _GradientTracing(tff.learning.optimizers.Optimizer):
+  """See `build_gradient_tracing`."""
 
   def __init__(self, optimizer: tff.learning.optimizers.Optimizer):
     self._optimizer = optimizer

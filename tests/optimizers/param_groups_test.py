@@ -1,4 +1,4 @@
-"""Tests of tff_asr.optimizers.grouped."""
+"""Tests of tff_asr.optimizers.param_groups."""
 
 import collections
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.optimizers import adam
-from tff_asr.optimizers import grouped
+from tff_asr.optimizers import param_groups
 from tff_asr.optimizers import schedules
 
 _SPECS = collections.OrderedDict(a=tf.TensorSpec([2]), b=tf.TensorSpec([]))
@@ -22,7 +22,7 @@ def _values(a, b):
 class GroupedTest(parameterized.TestCase):
 
   def test_the_group_steps_at_its_rate(self):
-    optimizer = grouped.build_grouped(
+    optimizer = param_groups.build_param_groups(
         tff.learning.optimizers.build_sgdm(0.5), group=['a'], rate=0.1
     )
     _, weights = optimizer.next(
@@ -40,7 +40,7 @@ class GroupedTest(parameterized.TestCase):
         adam.build_adam(1.0),
         schedule=schedules.warmup(schedules.constant(0.1), rounds=4),
     )
-    optimizer = grouped.build_grouped(inner, group=['a'], rate=1.0)
+    optimizer = param_groups.build_param_groups(inner, group=['a'], rate=1.0)
     state = optimizer.initialize(_SPECS)
     weights = _values([1.0, 2.0], 3.0)
     for _ in range(3):
@@ -60,7 +60,7 @@ class GroupedTest(parameterized.TestCase):
     over = lambda rounds: schedules.scheduled(
         sgd, schedule=schedules.warmup(schedules.constant(0.4), rounds=rounds)
     )
-    optimizer = grouped.build_grouped(
+    optimizer = param_groups.build_param_groups(
         over(2), group=['a'], rate=0.5, group_optimizer=over(4)
     )
     state, weights = optimizer.initialize(_SPECS), _values([0.0, 0.0], 0.0)
@@ -76,7 +76,7 @@ class GroupedTest(parameterized.TestCase):
     )
 
   def test_hparams_are_those_of_both(self):
-    optimizer = grouped.build_grouped(
+    optimizer = param_groups.build_param_groups(
         tff.learning.optimizers.build_sgdm(0.5), group=['a'], rate=1.0
     )
     state = optimizer.initialize(_SPECS)
@@ -96,6 +96,6 @@ class GroupedTest(parameterized.TestCase):
   )
   def test_bad_arguments_are_named(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      grouped.build_grouped(
+      param_groups.build_param_groups(
           tff.learning.optimizers.build_sgdm(0.5), **options
       ).initialize(_SPECS)

@@ -1,4 +1,4 @@
-"""An optimizer with some of the weights in a group of their own.
+"""A param-group optimizer: some weights take scaled or later steps.
 
 It serves fine-tuning: a pre-trained encoder takes smaller steps than a new
 head, or no steps at first. Let the inner optimizer's step be w -> step(w):
@@ -6,15 +6,15 @@ head, or no steps at first. Let the inner optimizer's step be w -> step(w):
     w <- w + rate (step(w) - w)    for the weights of the group,
     w <- step(w)                   for the others.
 
-The group may have an inner optimizer of its own, with another warm-up, say.
-The group and the other weights have a state each. While the group has no
+The group may have another inner optimizer, for example with another warm-up.
+The group and the other weights each have a state. While the group has no
 gradients (all are None), its weights and its state do not change: its moments,
 bias corrections and schedule begin with its first gradients.
 """
 
 import collections
 from collections.abc import Collection, Mapping
-from typing import Any, Optional
+from typing import Optional, TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -22,7 +22,10 @@ import tensorflow_federated as tff
 from tff_asr import checks
 
 
-def build_grouped(
+_Value = TypeVar('_Value')
+
+
+def build_param_groups(
     optimizer: tff.learning.optimizers.Optimizer,
     *,
     group: Collection[str],
@@ -44,15 +47,15 @@ def build_grouped(
   """
   checks.positive(rate=rate)
   checks.finite(rate=rate)
-  return _Grouped(
+  return _ParamGroups(
       dict(group=group_optimizer or optimizer, others=optimizer),
       frozenset(group),
       rate,
   )
 
 
-class _Grouped(tff.learning.optimizers.Optimizer):
-  """See `build_grouped`."""
+class _ParamGroups(tff.learning.optimizers.Optimizer):
+  """See `build_param_groups`."""
 
   def __init__(
       self,
@@ -67,7 +70,7 @@ class _Grouped(tff.learning.optimizers.Optimizer):
   def initialize(self, specs):
     unknown = sorted(self._group - specs.keys())
     if unknown:
-      raise ValueError(f'group names {unknown[0]}, which is no weight.')
+      raise ValueError(f'group names {unknown[0]}, which is not a weight.')
     if len(self._group) == len(specs):
       raise ValueError('group names all weights: there are no others.')
     parts = self._split(specs)
@@ -104,7 +107,9 @@ class _Grouped(tff.learning.optimizers.Optimizer):
         for key, part in state.items()
     )
 
-  def _split(self, values: Mapping[str, Any]) -> dict[str, Any]:
+  def _split(
+      self, values: Mapping[str, _Value]
+  ) -> dict[str, collections.OrderedDict[str, _Value]]:
     """The group's values and the others', each in their order."""
     pick = lambda is_in: collections.OrderedDict(
         (name, value)
