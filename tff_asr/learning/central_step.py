@@ -224,8 +224,8 @@ def _divide(
   size = tf.shape(batch['example_weights'])[0]
   part_size = (size + num_parts - 1) // num_parts
   indices = tf.range(part_size * num_parts)
-  # A padding row is a copy of the last example with weight 0: every kernel takes
-  # it, and parts stay sorted.
+  # A padding row is a copy of the last example with weight 0, so every kernel
+  # takes it, and parts stay sorted.
   is_copy = indices >= size
   indices = tf.minimum(indices, size - 1)
   parts = []

@@ -2,7 +2,7 @@
 
     last <- gradient,
 
-besides the inner optimizer's step. Audits read from it what each round released.
+besides the inner optimizer's step. Audits read there what each round released.
 """
 
 import collections
