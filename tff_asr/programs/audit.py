@@ -63,7 +63,8 @@ async def audit(
     model_spec: As in `training_loop.TrainingRun`.
     build: `federated.FederatedTraining` with all but the arguments above:
       on client data by `canaries.add_canaries`, with these canaries in
-      `fed_avg.build` and a server optimizer by `gradient_tracing.build_gradient_tracing`.
+      `fed_avg.build` and a server optimizer by
+      `gradient_tracing.build_gradient_tracing`.
     canaries: The canaries.
     clipping: How the clip is divided over layers.
     cohort_size: What sums are divided by.
