@@ -722,7 +722,7 @@ class KindTest(absltest.TestCase):
     ):
       self.enter_context(mock.patch.object(where, name, value))
 
-  def _build_actor(self, options, unused_arguments):
+  def _build_actor(self, options, unused_settings):
     return _FakeActor(options=options)
 
   def _build(self, nodes):

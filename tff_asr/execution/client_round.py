@@ -252,11 +252,11 @@ class ClientRound:
     """Ends the round when a client takes too long."""
     while not ended.wait(min(_WATCH_SEC, _WATCH_SHARE * limit)):
       now = time.monotonic()
-      for position, (begun_sec, place) in list(self.begun.items()):
+      for position, (begun_sec, device) in list(self.begun.items()):
         if now - begun_sec > limit:
           self.failure = ClientTimeoutError(
               f'The client at position {position} of {len(self.clients)} has '
-              f'been at work on {place} for more than {limit:g} s '
+              f'been at work on {device} for more than {limit:g} s '
               '(CLIENT_TIMEOUT_SEC): the device or the disk hangs, or the limit'
               ' is too low.'
           )
@@ -271,10 +271,10 @@ class ClientRound:
         (shortage(error) is None, position)
         for position, (error, _) in self.errors.items()
     )
-    error, place = self.errors[position]
+    error, device = self.errors[position]
     text = (
         f'Client {position} of {len(self.clients)} (counting from 0) failed on '
-        f'{place}: {_explain(error)}'
+        f'{device}: {_explain(error)}'
     )
     if len(self.errors) > 1:
       text = f'{len(self.errors)} clients failed, for example: {text}'

@@ -98,12 +98,14 @@ class Actor:
     node_id: Ray's id of the machine.
   """
 
-  def __init__(self, options: _ActorOptions, start_arguments: dict[str, Any]):
+  def __init__(
+      self, options: _ActorOptions, settings: ray_worker.WorkerSettings
+  ):
     """Launches the worker.
 
     Args:
       options: for Ray.
-      start_arguments: of `ray_worker.RayWorker.start`.
+      settings: for the worker.
     """
     remote = ray.remote(concurrency_groups={_CONTROL: 1})(
         ray_worker.RayWorker
@@ -114,8 +116,8 @@ class Actor:
     self.devices = None
     self.node = 'not started'
     self.node_id = None
-    self._started = self.handle.start.remote(**start_arguments)
-    self._relaunch = functools.partial(Actor, options, start_arguments)
+    self._started = self.handle.start.remote(settings)
+    self._relaunch = functools.partial(Actor, options, settings)
     self._successor = None
     self._lock = threading.Lock()
 
@@ -139,7 +141,7 @@ class Actor:
       ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
       if ready:
         try:
-          devices_found, self.node, self.node_id = _get(self._started)
+          found = _get(self._started)
         except (*_LOSSES, ValueError):
           raise
         except Exception as error:
@@ -148,7 +150,8 @@ class Actor:
               f'A Ray worker did not start ({_last_line(error)}); put the same '
               'copy of this project on every machine.'
           ) from error
-        self.devices = devices_found
+        self.node, self.node_id = found.node, found.node_id
+        self.devices = found.devices
       elif is_over() or time.monotonic() >= deadline:
         return False
     return True
@@ -197,7 +200,7 @@ class RayRunner(context.Runner[_RayPrograms]):
         settings.address,
         num_cpus=(settings.num_workers or 1) * settings.cpus_per_worker,
     )
-    self._start_arguments = dict(
+    self._worker_settings = ray_worker.WorkerSettings(
         folder=os.getcwd(),
         software=ray_worker.find_software(),
         num_threads=settings.cpus_per_worker,
@@ -256,7 +259,7 @@ class RayRunner(context.Runner[_RayPrograms]):
       return
     for room, options in rooms.items():
       if room not in self._actors:
-        self._actors[room] = Actor(options, self._start_arguments)
+        self._actors[room] = Actor(options, self._worker_settings)
     for room in self._actors.keys() - rooms.keys():
       actor = self._actors[room].latest
       if actor.devices is None:
@@ -382,11 +385,11 @@ class _RayRound:
       try:
         total = self._add([each.value.reference for each in sums])
       except (*_LOSSES, ray.exceptions.ObjectLostError) as error:
-        # If Ray does not name the sum, each may be lost.
-        name = getattr(error, 'object_ref_hex', None)
-        for each in [
-            each for each in sums if each.value.reference.hex() == name
-        ] or sums:
+        lost = []
+        if isinstance(error, ray.exceptions.ObjectLostError):
+          name = error.object_ref_hex
+          lost = [each for each in sums if each.value.reference.hex() == name]
+        for each in lost or sums:  # If it is another object, all may be lost.
           self._tasks.fail_sum(each)
       else:
         with tf.device(self._server_device):

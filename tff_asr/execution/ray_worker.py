@@ -53,6 +53,46 @@ class _DatasetGraph(NamedTuple):
 Packed = np.ndarray | np.generic | bytes | _DatasetGraph
 
 
+class WorkerSettings(NamedTuple):
+  """What a worker gets when it starts.
+
+  Attributes:
+    folder: the driver's working folder, where relative paths start.
+    software: `find_software` of the driver.
+    num_threads: threads of each op; the bits of a result depend on them.
+    op_libraries: names for `pkgutil.resolve_name`, each of which registers
+      TensorFlow ops when it is resolved.
+    required_files: paths of files and folders, and `path_digest` of each in the
+      driver.
+    clients_per_device: see `context.Settings`.
+    gpu_memory_mb: see `context.Settings`.
+    all_reduce: see `context.Settings`.
+  """
+
+  folder: str
+  software: dict[str, str]
+  num_threads: int
+  op_libraries: tuple[str, ...]
+  required_files: dict[str, str]
+  clients_per_device: int
+  gpu_memory_mb: int | None
+  all_reduce: bool | None
+
+
+class WorkerDescription(NamedTuple):
+  """What a worker tells about itself when it has started.
+
+  Attributes:
+    devices: the device of each of its threads.
+    node: its machine, for messages.
+    node_id: Ray's id of the machine.
+  """
+
+  devices: tuple[str, ...]
+  node: str
+  node_id: str
+
+
 class RoundKey(NamedTuple):
   """What a worker must look up for a round, and keep until the round ends.
 
@@ -101,33 +141,8 @@ class RayWorker:
     self._ended = collections.deque(maxlen=100)
     self._lock = threading.Lock()
 
-  def start(
-      self,
-      *,
-      folder: str,
-      software: Mapping[str, str],
-      num_threads: int,
-      op_libraries: Sequence[str],
-      required_files: Mapping[str, str],
-      clients_per_device: int,
-      gpu_memory_mb: int | None,
-      all_reduce: bool | None,
-  ) -> tuple[list[str], str, str]:
+  def start(self, settings: WorkerSettings) -> WorkerDescription:
     """Prepares the process.
-
-    Args:
-      folder: the driver's working folder, where relative paths start.
-      software: `find_software` of the driver.
-      num_threads: threads of each op; the bits of a result depend on them.
-      op_libraries: names for `pkgutil.resolve_name`, each of which registers
-        TensorFlow ops when it is resolved.
-      required_files: paths of files and folders, and `path_digest` of
-        each in the driver.
-      clients_per_device, gpu_memory_mb, all_reduce: see `context.Settings`.
-
-    Returns:
-      The device of each thread, the machine's name for messages, and Ray's id
-      of the machine.
 
     Raises:
       ValueError: the software is not the driver's, a path cannot be read or
@@ -137,29 +152,33 @@ class RayWorker:
     ray_lib = _import_ray()
     # Software first: another version may not understand the rest.
     node = f'{os.uname().nodename} ({ray_lib.util.get_node_ip_address()})'
-    check_software(node, expected=software)
+    check_software(node, expected=settings.software)
     # Threads of an op decide how it splits sums, and so the bits.
-    tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+    tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
     if not ray_lib.get_gpu_ids():
       tf.config.set_visible_devices([], 'GPU')
-    if os.path.isdir(folder):
-      os.chdir(folder)
-    check_node(node, required_files=required_files, op_libraries=op_libraries)
+    if os.path.isdir(settings.folder):
+      os.chdir(settings.folder)
+    check_node(
+        node,
+        required_files=settings.required_files,
+        op_libraries=settings.op_libraries,
+    )
     self._devices = devices.choose(
         None,
-        clients_per_device=clients_per_device,
-        gpu_memory_mb=gpu_memory_mb,
-        all_reduce=all_reduce,
+        clients_per_device=settings.clients_per_device,
+        gpu_memory_mb=settings.gpu_memory_mb,
+        all_reduce=settings.all_reduce,
     )
     if ray_lib.get_gpu_ids() and 'GPU' not in self._devices.devices[0]:
       raise ValueError(
           f'TensorFlow sees no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
-    return (
-        list(self._devices.devices * self._devices.clients_per_device),
-        node,
-        ray_lib.get_runtime_context().get_node_id(),
+    return WorkerDescription(
+        self._devices.devices * self._devices.clients_per_device,
+        node=node,
+        node_id=ray_lib.get_runtime_context().get_node_id(),
     )
 
   def ping(self) -> None:
@@ -329,8 +348,8 @@ def check_node(
 
   Args:
     node: its name, for messages.
-    required_files: see `RayWorker.start`.
-    op_libraries: see `RayWorker.start`.
+    required_files: see `WorkerSettings`.
+    op_libraries: see `WorkerSettings`.
 
   Raises:
     ValueError: naming the node and what it lacks.
