@@ -104,7 +104,7 @@ class ExactSumsTest(parameterized.TestCase):
       ('counts', _count, (True,)),
       ('maximum', _build_aggregate(_largest_count), (False, False)),
       ('other_arithmetic', _build_aggregate(_difference), (False, False)),
-      # The check is what it does besides.
+      # It also checks.
       ('sum_with_a_check', _build_aggregate(_checked_sum), (False, False)),
       # A count that another leaf needs goes with it.
       ('mean', _build_aggregate(_mean_by_count), (False, False)),

@@ -108,7 +108,7 @@ class LoadTest(absltest.TestCase):
     def part(kept, x):
       return kept, kept - x, 5.0 * x
 
-    # x + 1 = 11 goes on, and 3 passes it by: 3 - 11 and 5 * 11.
+    # x + 1 = 11 feeds the second graph, 3 skips the first: 3 - 11 and 5 * 11.
     program = graph.Program(
         (_build_adder(1.0), graph.from_computation(part)),
         num_kept=1,

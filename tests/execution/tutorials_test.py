@@ -844,7 +844,7 @@ _REFUSED = {
         'client work has FIFOQueueV2, whose state would pass from client',
         ((toys.sum_of(_count_in_queue), ([5.0, 6.0],), 2),),
     ),
-    'an argument without placement beside one at clients': _Refused(
+    'an argument without placement next to one at clients': _Refused(
         'float32 has no placement: place it at the server, and broadcast it',
         ((_argument_without_placement, (4.0, [1.0, 2.0]), (3.0, 4.0)),),
     ),

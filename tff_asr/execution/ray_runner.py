@@ -78,13 +78,16 @@ def _put(value: Any) -> ray.ObjectRef:
 _CONTROL = 'control'
 
 
+_NodeAffinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+
+
 class _ActorOptions(TypedDict, total=False):
   """Ray's options of an actor; `max_concurrency` is its number of threads."""
 
   num_cpus: int
   num_gpus: int
   max_concurrency: int
-  scheduling_strategy: Any
+  scheduling_strategy: str | _NodeAffinity
 
 
 class Actor:
@@ -611,11 +614,10 @@ def _find_rooms(
   if num_workers is not None:
     options['scheduling_strategy'] = 'SPREAD'
     return {number: options for number in range(num_workers)}
-  strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
   return {
       # Soft: if an actor's node is lost, another may take its replacement.
       (node_id, number): options
-      | _ActorOptions(scheduling_strategy=strategy(node_id, soft=True))
+      | _ActorOptions(scheduling_strategy=_NodeAffinity(node_id, soft=True))
       for node_id, count in counts.items()
       for number in range(count if on_gpus else min(1, count))
   }
