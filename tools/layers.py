@@ -103,7 +103,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'numpy',
             'tensorflow',
             'tensorflow_federated',
-            'tqdm',
             'tree',
         ),
     },

@@ -139,7 +139,9 @@ class ReportTest(tiny.TestCase):
         ) | {'epsilon_rdp': 14.0},
         results={
             'seconds': 60.0,
-            'bytes_per_client_and_round': {'down': 1_780_000, 'up': 2000},
+            'bytes_per_client_and_round': {
+                'download_bytes': 1_780_000, 'upload_bytes': 2000
+            },
         },
     )
     cells = self.cells(self.report(tiny.group(

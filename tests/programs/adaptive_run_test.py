@@ -82,15 +82,19 @@ class AdaptiveRunTest(cases.TestCase):
     )[0]
     whole, stopped, lost = map(self.path, ('whole', 'stopped', 'lost'))
     results = train(whole)
-    judge = federated.FederatedTraining.judge
+    process_round = federated.FederatedTraining.process_round
 
-    def kill(training, record, done, *, number):
-      if number == 2:
+    def kill(training, *arguments, round_num, shows_exact):
+      if round_num == 2:
         raise KeyboardInterrupt
-      return judge(training, record, done, number=number)
+      return process_round(
+          training, *arguments, round_num=round_num, shows_exact=shows_exact
+      )
 
     for run in (stopped, lost):
-      with mock.patch.object(federated.FederatedTraining, 'judge', kill):
+      with mock.patch.object(
+          federated.FederatedTraining, 'process_round', kill
+      ):
         with self.assertRaises(KeyboardInterrupt):
           train(run)
     train(stopped)

@@ -40,7 +40,7 @@ class _Evaluator:
 
   def __init__(self, *rates: float):
     self._rates = list(rates)
-    self.client_ids = frozenset()
+    self.client_data = None
     self.seen = []
 
   def __call__(self, weights):
@@ -219,7 +219,7 @@ class CentralTest(cases.TestCase):
     )
     evaluator = _Evaluator(0.5, 0.4, 0.3)
     _, printed = _train(self.path('run'), evaluator, **settings)
-    self.assertIn('pre-trained: of it the encoder is taken', printed)
+    self.assertIn('pre-trained encoder without a CTC head', printed)
     moved = [
         {name: np.any(seen[name] != before[name]) for name in before}
         for seen in evaluator.seen
@@ -300,13 +300,13 @@ class CentralTest(cases.TestCase):
         **_arguments(**dict(pipeline=pipeline) | changes),
     )
 
-  def draws(self, place, count: int, **changes):
-    """So many (place before, its batches) from a place on."""
+  def samples(self, position: central.DataPosition, count: int, **changes):
+    """The next `count` (position, batches) from a position on."""
     training = self.training(**changes)
     found = []
     for _ in range(count):
-      before = place
-      batches, place = training.draw(place)
+      before = position
+      batches, position = training.sample(position)
       found.append((before, [
           {key: v.numpy() for key, v in batch.items()} for batch in batches
       ]))
@@ -329,7 +329,7 @@ class CentralTest(cases.TestCase):
     self.assertGreater(stats.chisquare(list(counts.values())).pvalue, 1e-4)
 
   def test_passes_have_all_utterances_of_all_speakers_in_their_own_orders(self):
-    found = self.draws(_place(), 21)  # At least an utterance each.
+    found = self.samples(_position(), 21)  # At least an utterance each.
     ids = self.ids(batch for _, (batch,) in found)
     every = [f'ann-{i}' for i in range(3)] + [f'bob-{i}' for i in range(4)]
     passes = [ids[start : start + 7] for start in (0, 7, 14)]
@@ -338,7 +338,7 @@ class CentralTest(cases.TestCase):
     self.assertLen(set(map(tuple, passes)), 3)
     seeds = [tuple(batch['seed']) for _, (batch,) in found]
     self.assertLen(set(seeds), len(seeds))
-    other = self.draws(_place(), 6, seed=4)
+    other = self.samples(_position(), 6, seed=4)
     self.assertNotEqual(
         self.ids(batch for _, (batch,) in other)[:7], passes[0]
     )
@@ -353,7 +353,7 @@ class CentralTest(cases.TestCase):
     # All loaders share a trace.
     counted = fakes.counted(pipeline_lib.Pipeline, 'pack', 'slice_batch')
     with counted as calls:
-      found = self.draws(_place(3), 4, num_loaders=3, pipeline=pipeline)
+      found = self.samples(_position(3), 4, num_loaders=3, pipeline=pipeline)
     self.assertEqual(calls, dict(prepare=1, slice_batch=1))
     for step, (place, batches) in enumerate(found):
       self.assertEqual(place.step, step)
@@ -364,7 +364,7 @@ class CentralTest(cases.TestCase):
     self.assertLen(seeds, 4)
     # With chunks of 2 the first loader alone has two of them in a pass.
     pipeline = fakes.tiny_pipeline(_model(), max_batch_sec=30.0, chunk_size=2)
-    found = self.draws(_place(3), 3, num_loaders=3, pipeline=pipeline)
+    found = self.samples(_position(3), 3, num_loaders=3, pipeline=pipeline)
     self.assertCountEqual(
         self.ids([found[0][1][0], found[1][1][0]]), parts[0]
     )
@@ -385,8 +385,8 @@ class CentralTest(cases.TestCase):
     pipeline = _pipeline(chunk_size=1, augment=mark)
     marks, seeds, orders = [], [], []
     for seed in (3, 4):
-      found = self.draws(
-          _place(2), 24, num_loaders=2, pipeline=pipeline, seed=seed
+      found = self.samples(
+          _position(2), 24, num_loaders=2, pipeline=pipeline, seed=seed
       )
       for loader, size in enumerate((4, 3)):
         batches = [batches[loader] for _, batches in found]
@@ -405,16 +405,16 @@ class CentralTest(cases.TestCase):
     for draws in (marks, seeds, orders):
       self.assertLen(set(draws), len(draws))
 
-  def test_goes_on_from_any_place_at_once_in_the_same_bits(self):
-    # Chunk 100,000 is of pass 33,333 at least: whoever had to read what lies
-    # before would read hundreds of thousands of utterances.
+  def test_resumes_at_any_position_without_reading_what_lies_before(self):
+    # Chunk 100,000 belongs to pass 33,333 at least: hundreds of thousands of
+    # utterances lie before it.
     for num_loaders, chunk, numbers in ((1, 0, (1, 5)), (3, 100_000, (5,))):
-      whole = self.draws(
-          _place(num_loaders, chunk), 7, num_loaders=num_loaders
+      whole = self.samples(
+          _position(num_loaders, chunk), 7, num_loaders=num_loaders
       )
       for number in numbers:
         started = time.process_time()
-        parts = self.draws(
+        parts = self.samples(
             whole[number][0], 7 - number, num_loaders=num_loaders
         )
         self.assertLess(time.process_time() - started, 10)
@@ -435,8 +435,8 @@ class CentralTest(cases.TestCase):
         _model(), max_batch_sec=3.0, chunk_size=3, augment=masked
     )
     changes = dict(num_loaders=2, pipeline=pipeline)
-    whole = self.draws(_place(2), 5, unaugmented_steps=2, **changes)
-    always = self.draws(_place(2), 5, **changes)
+    whole = self.samples(_position(2), 5, unaugmented_steps=2, **changes)
+    always = self.samples(_position(2), 5, **changes)
     for step, ((_, ours), (_, other)) in enumerate(zip(whole, always)):
       for one, two in zip(ours, other, strict=True):
         self.assertEqual(self.ids([one]), self.ids([two]))
@@ -444,7 +444,7 @@ class CentralTest(cases.TestCase):
         self.assertEqual(bool(np.any(one['features'])), step < 2)
         self.assertFalse(np.any(two['features']))
     # Resumed before the last of these steps.
-    parts = self.draws(whole[1][0], 4, unaugmented_steps=2, **changes)
+    parts = self.samples(whole[1][0], 4, unaugmented_steps=2, **changes)
     self.assert_same_batches(parts, whole[1:])
 
   def test_several_loaders_train_and_resume_in_the_same_bits(self):
@@ -463,9 +463,9 @@ class CentralTest(cases.TestCase):
     )
 
 
-def _place(num_loaders: int = 1, chunk: int = 0) -> central.Place:
+def _position(num_loaders: int = 1, chunk: int = 0) -> central.DataPosition:
   """The beginning of a chunk."""
-  return central.Place(
+  return central.DataPosition(
       np.int64(0),
       np.full([num_loaders], chunk, np.int64),
       np.zeros([num_loaders], np.int64),

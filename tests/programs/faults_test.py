@@ -1,19 +1,23 @@
 """Tests of tff_asr.programs.faults."""
 
+import errno
 import math
 import types
 
 from absl.testing import parameterized
 import tensorflow as tf
 
+from tff_asr import launch
 from tff_asr.programs import faults
 
 
-def _judge(
-    record: faults.RollBacks, update: float, weights: float, **settings
-):
-  return faults.FaultSettings(**settings).after_round(
-      record, {'update_norm': update, 'weights_norm': weights}, round_num=7
+def _check(
+    roll_backs: faults.RollBacks, update: float, weights: float, **settings
+) -> tuple[faults.RollBacks, bool]:
+  return faults.FaultSettings(**settings).check_divergence(
+      roll_backs,
+      {'update_norm': update, 'weights_norm': weights},
+      round_num=7,
   )
 
 
@@ -27,22 +31,22 @@ class DivergenceTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         faults.DivergedError, rf'round 7 diverged: its {text}.*ON_DIVERG'
     ):
-      _judge(faults.RollBacks(), update, weights)
+      _check(faults.RollBacks(), update, weights)
 
   def test_roll_backs_end_after_three_in_a_row(self):
     settings = dict(on_divergence='roll_back')
-    record = faults.RollBacks()
+    roll_backs = faults.RollBacks()
     for number in range(1, 4):
-      record, is_good = _judge(record, math.nan, 1.0, **settings)
+      roll_backs, is_good = _check(roll_backs, math.nan, 1.0, **settings)
       self.assertFalse(is_good)
-      self.assertEqual(record, faults.RollBacks(number, number))
+      self.assertEqual(roll_backs, faults.RollBacks(number, number))
     with self.assertRaisesRegex(
         faults.DivergedError, '3 roll-backs in a row did not help'
     ):
-      _judge(record, math.nan, 1.0, **settings)
+      _check(roll_backs, math.nan, 1.0, **settings)
     # However large, finite norms are no divergence.
     self.assertEqual(
-        _judge(record, 1e9, 1e9, **settings), (faults.RollBacks(0, 3), True)
+        _check(roll_backs, 1e9, 1e9, **settings), (faults.RollBacks(0, 3), True)
     )
 
   @parameterized.parameters(
@@ -56,10 +60,10 @@ class DivergenceTest(parameterized.TestCase):
   def test_steps(self, weights, loss, message):
     weights = {'a': tf.constant(weights), 'b': tf.constant(1.0)}
     if message is None:
-      faults.check_step(weights, loss=loss, number=7)
+      faults.check_step(weights, loss=loss, step_num=7)
       return
     with self.assertRaisesRegex(faults.DivergedError, message):
-      faults.check_step(weights, loss=loss, number=7)
+      faults.check_step(weights, loss=loss, step_num=7)
 
 
 class FailuresTest(parameterized.TestCase):
@@ -139,4 +143,81 @@ class SettingsTest(parameterized.TestCase):
   )
   def test_bad_settings_are_named(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
-      faults.FaultSettings(**settings).check()
+      faults.FaultSettings(**settings).validate()
+
+
+def _at_a_client(cause: Exception) -> Exception:
+  error = RuntimeError('Client 3 of 8 failed')
+  error.__cause__ = cause
+  return error
+
+
+_OOM = tf.errors.ResourceExhaustedError(
+    None, None, 'OOM when allocating tensor with shape[9,9]\nmore'
+)
+
+
+class ExplainedShortageTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (_OOM, 'OOM when allocating tensor'),
+      (_at_a_client(_OOM), 'OOM when allocating tensor'),
+      (MemoryError(), 'MemoryError'),
+  )
+  def test_a_shortage_names_the_settings_to_change(self, error, text):
+    with self.assertRaises(OSError) as caught:
+      with faults.explained_shortage():
+        raise error
+    (line,) = launch.error_lines(caught.exception)
+    self.assertRegex(
+        line,
+        f'{text}.*MAX_BATCH_SEC.*CLIENTS_PER_DEVICE.*NUM_BLOCK',
+    )
+    self.assertNotIn('Errno', line)
+
+  @parameterized.parameters(
+      ('/x/y; No space left on device', r'the disk is full \(/x/y.*make room'),
+      ('/x/y; Disk quota exceeded', r'quota is used up \(/x/y.*make room'),
+      ('/x/y; Too many open files', r'too many open files \(/x/y.*ulimit -n'),
+  )
+  def test_what_tensorflow_calls_exhausted_is_not_always_memory(
+      self, text, expected
+  ):
+    error = tf.errors.ResourceExhaustedError(None, None, text)
+    for raised in (error, _at_a_client(error)):
+      with self.assertRaises(OSError) as caught:
+        with faults.explained_shortage():
+          raise raised
+      (line,) = launch.error_lines(caught.exception)
+      self.assertRegex(line, expected)
+      self.assertNotRegex(line, 'memory|MAX_BATCH_SEC')
+
+  @parameterized.parameters(OSError, MemoryError)
+  def test_a_full_disk_in_python_at_a_client_is_told(self, kind):
+    with self.assertRaises(OSError) as caught:
+      with faults.explained_shortage():
+        raise _at_a_client(kind(errno.ENOSPC, 'No space left', '/x'))
+    (line,) = launch.error_lines(caught.exception)
+    self.assertIn('MAX_BATCH_SEC' if kind is MemoryError else 'is full', line)
+
+  def test_an_error_that_says_what_to_change_stays(self):
+    error = OSError(errno.ENOSPC, 'Saving takes 3 MB: make room.')
+    with self.assertRaises(OSError) as caught:
+      with faults.explained_shortage():
+        raise error
+    self.assertIs(caught.exception, error)
+
+  def test_private_shapes_are_not_shown(self):
+    with self.assertRaises(OSError) as caught:
+      with faults.explained_shortage(shows_details=False):
+        raise _at_a_client(_OOM)
+    (line,) = launch.error_lines(caught.exception)
+    self.assertRegex(line, r'\(ResourceExhaustedError\).*MAX_BATCH_SEC')
+    self.assertNotIn('shape', line)
+
+  def test_other_errors_stay_as_they_are(self):
+    error = _at_a_client(ValueError('no'))
+    with self.assertRaises(RuntimeError) as caught:
+      with faults.explained_shortage():
+        raise error
+    self.assertIs(caught.exception, error)

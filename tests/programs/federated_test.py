@@ -266,7 +266,7 @@ class WholeRunTest(_RunTestCase):
     num_bytes = 4 * weights_lib.count(_shared()['model'].specs)
     self.assertEqual(
         results['bytes_per_client_and_round'],
-        {'down': num_bytes, 'up': num_bytes},
+        {'download_bytes': num_bytes, 'upload_bytes': num_bytes},
     )
     # The model that was evaluated is the one that was written.
     evaluated = _evaluator()(_weights(self.run))
@@ -332,19 +332,20 @@ class FederatedTest(_RunTestCase):
         {
             f'not_private/{name}'
             for name in (
-                'audio_sec', 'bytes_down', 'bytes_up', 'clipped_clients',
+                'audio_sec', 'clipped_clients',
                 'clipped_delta_norm', 'clipped_layers', 'delta_norm',
+                'download_bytes',
                 'loss_after', 'loss_before', 'num_clients', 'num_failed',
                 'num_left_out',
                 'num_non_finite', 'num_steps', 'num_utterances', 'seconds',
-                'signal_norm', 'train_loss',
+                'signal_norm', 'train_loss', 'upload_bytes',
             )
         },
     )
     self.assertEqual({first[name] for name in exact}, {''})
     num_bytes = 4 * weights_lib.count(_shared()['model'].specs)
     clients = float(second['not_private/num_clients'])
-    for name in ('bytes_down', 'bytes_up'):
+    for name in ('download_bytes', 'upload_bytes'):
       self.assertEqual(
           float(second[f'not_private/{name}']), clients * num_bytes
       )
@@ -412,7 +413,9 @@ class FederatedTest(_RunTestCase):
     results, _ = _train(second, num_rounds=1, scores_run=self.run)
     self.assertEqual(results['privacy']['inherited_rounds'], 1)
     self.assertEqual(results['privacy']['rounds'], 2)
-    self.assertEqual(results['privacy']['inputs'], ['the layer scores'])
+    self.assertEqual(
+        results['privacy']['inputs'], ['the layer scores (SCORES_RUN)']
+    )
     # The same round of the same weights, under other keys.
     first, other = _weights(self.run), _weights(second)
     self.assertTrue(np.any(first['head/kernel'] != other['head/kernel']))
@@ -453,7 +456,7 @@ class FederatedTest(_RunTestCase):
     results, printed = _train(
         self.run, init_from_run=start, num_rounds=1, keep_every=1
     )
-    self.assertIn('of it the encoder is taken', printed)
+    self.assertIn('the encoder is taken', printed)
     # The first saved state has its encoder, and a head of its own.
     leaves = state_file.read_leaves(
         self.file('state/state_00000000.safetensors'),
@@ -784,7 +787,7 @@ class LedgerTest(_RunTestCase):
     self.assertTrue(np.any(first['head/kernel'] != second['head/kernel']))
 
 
-_TRAFFIC = fed_avg.Traffic(down=100, up=40)
+_TRAFFIC = fed_avg.Traffic(download_bytes=100, upload_bytes=40)
 
 
 def _flatten(**work: float) -> dict[str, float]:
@@ -825,8 +828,8 @@ class RoundMetricsTest(absltest.TestCase):
         loss_before=10.0,
         loss_after=5.0,
         train_loss=3.0,
-        bytes_down=500.0,
-        bytes_up=200.0,
+        download_bytes=500.0,
+        upload_bytes=200.0,
     )
     for name, value in expected.items():
       self.assertEqual(metrics[f'not_private/{name}'], value, name)

@@ -191,9 +191,9 @@ class PretrainTest(parameterized.TestCase):
           pretraining.Pretraining,
           **self.arguments('unused', seed=seed, **public),
       )
-      state, batches = training.initial_draw(), []
+      position, batches = training.init_data_position(), []
       for _ in range(9):
-        batch, state = training.draw(state)
+        batch, position = training.sample(position)
         batches.append(tuple(batch))
       drawn.append(tuple(batches))
     self.assertEqual(drawn[0], drawn[2])

@@ -108,6 +108,28 @@ def _runner(
   )
 
 
+def _run(
+    rounds: private_rounds.PrivateRoundRunner,
+    step,
+    state,
+    cohort_state: cohorts.CohortState,
+) -> private_rounds.RoundResult:
+  """Runs a round of one client, again if it came out differently."""
+  while True:
+    try:
+      return asyncio.run(rounds.run(
+          step,
+          state,
+          ['ann'],
+          cohort_state=cohort_state,
+          next_cohort_state=cohort_state._replace(
+              round_num=cohort_state.round_num + 1
+          ),
+      ))
+    except ledger.NoiseReuseError:
+      state, cohort_state = rounds.restart(state, cohort_state)
+
+
 class _TestCase(cases.TestCase):
 
   def setUp(self):
@@ -123,7 +145,7 @@ class RoundTest(_TestCase):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     seen = []
 
-    async def next_fn(state, cohort):
+    async def step(state, cohort):
       del cohort
       seen.append(state.aggregator.query_state.noise_key)
       return tff.learning.templates.LearningProcessOutput(state, ())
@@ -133,20 +155,21 @@ class RoundTest(_TestCase):
           opened, key=of['noise_key'], configuration=of['configuration']
       )
       cohort_state = cohorts.CohortState(of['cohort_key'], of['cohort_round'])
-      done = asyncio.run(rounds.run(
-          next_fn,
+      result = asyncio.run(rounds.run(
+          step,
           _state(**values),
-          draw=lambda state: (['ann'], state._replace(round_num=99)),
+          ['ann'],
           cohort_state=cohort_state,
+          next_cohort_state=cohort_state._replace(round_num=99),
       ))
-      self.assertEqual(done.after.round_num, 99)
+      self.assertEqual(result.next_position.round_num, 99)
       self.assertEqual(opened.head.count, 1)
       # What drew the round is gone: from the states and from the runner.
-      query_state = private_rounds.query_state(done.output.state)
+      query_state = private_rounds.query_state(result.output.state)
       self.assertFalse(np.any(query_state.noise_key))
       for key, before in (
           (rounds.noise.key, of['noise_key']),
-          (done.after.key, of['cohort_key']),
+          (result.next_position.key, of['cohort_key']),
       ):
         np.testing.assert_array_equal(
             key, keys.derive(before, purpose='next round')
@@ -164,7 +187,7 @@ class RoundTest(_TestCase):
   def test_no_second_sum_gets_the_noise_whatever_shows_it(self, shown):
     # At a learning rate of 0, weights do not show it.
     def run(seen):
-      async def next_fn(state, cohort):
+      async def step(state, cohort):
         del cohort
         keys_of_noise.append(private_rounds.query_state(state).noise_key)
         value = np.float32([seen])
@@ -178,13 +201,12 @@ class RoundTest(_TestCase):
             state, {'finalizer': {'update_norm': value * (shown == 'metrics')}}
         )
 
-      rounds = _runner(opened)
-      asyncio.run(rounds.run(
-          next_fn,
+      _run(
+          _runner(opened),
+          step,
           _state(),
-          draw=lambda state: (['ann'], state),
-          cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
-      ))
+          cohorts.CohortState(keys.from_seed(2), np.int64(0)),
+      )
 
     keys_of_noise = []
     with ledger.create(self.path) as opened:
@@ -198,44 +220,44 @@ class RoundTest(_TestCase):
     self.assertEqual(sum(group.count for group in rounds), num_charged)
     self.assertLen({key.tobytes() for key in keys_of_noise}, num_charged)
 
-  def test_a_cohort_that_names_a_client_twice_is_refused(self):
+  def test_a_client_that_appears_twice_in_a_cohort_is_refused(self):
     with ledger.create(self.path) as opened:
       rounds = _runner(opened)
-      with self.assertRaisesRegex(ValueError, 'names a client twice'):
+      cohort_state = cohorts.CohortState(keys.from_seed(2), np.int64(0))
+      with self.assertRaisesRegex(ValueError, 'appears twice in the cohort'):
         asyncio.run(rounds.run(
             None,
             _state(),
-            draw=lambda state: (['ann', 'bob', 'ann'], state),
-            cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
+            ['ann', 'bob', 'ann'],
+            cohort_state=cohort_state,
+            next_cohort_state=cohort_state,
         ))
 
   def test_a_round_done_again_begins_another_mechanism(self):
     # Otherwise two sums of a client's would share a coin, and a round's noise.
     def run(seen):
-      async def next_fn(state, cohort):
+      async def step(state, cohort):
         del cohort
         found.append(private_rounds.query_state(state))
         return tff.learning.templates.LearningProcessOutput(
             state._replace(finalizer=np.float32([seen])), ()
         )
 
-      return asyncio.run(_runner(opened, sampling=_SEPARATED).run(
-          next_fn,
+      return _run(
+          _runner(opened, sampling=_SEPARATED),
+          step,
           before,
-          draw=lambda state: (
-              ['ann'], state._replace(round_num=state.round_num + 1)
-          ),
-          cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(7)),
-      ))
+          cohorts.CohortState(keys.from_seed(2), np.int64(7)),
+      )
 
     found, before = [], _state(_SEPARATED, query_state=_correlated_state(
         7, {'a': np.ones([2, 3])}
     ))
     with ledger.create(self.path) as opened:
       head = opened.head
-      self.assertEqual(run(1).after.round_num, 8)
+      self.assertEqual(run(1).next_position.round_num, 8)
     with ledger.resume(self.path, head=head) as opened:
-      self.assertEqual(run(2).after.round_num, 1)
+      self.assertEqual(run(2).next_position.round_num, 1)
       counts = [group.count for group in opened.contents.rounds]
     self.assertEqual(counts, [8, 1])
     self.assertEqual([int(each.counter) for each in found], [7, 7, 0])
@@ -290,7 +312,7 @@ class PlanTest(_TestCase):
       with ledger.create(first) as opened:
         opened.append(charged(0, 1))
         parent = first, opened.head
-      planned = private_rounds.rounds_of_plan(
+      planned = private_rounds.planned_rounds(
           _state(sampling),
           sampling=sampling,
           num_rounds=100,
@@ -361,6 +383,16 @@ class PlanTest(_TestCase):
 
 
 class PrivacySettingsTest(absltest.TestCase):
+
+  def test_noise_under_secret_keys_protects(self):
+    secret = private_rounds.PrivacySettings()
+    known = private_rounds.PrivacySettings(noise_seed=1)
+    none = runs.process_state(
+        {}, query_state=(), event=dp_accounting.GaussianDpEvent(0.0)
+    )
+    self.assertTrue(private_rounds.is_protected(_state(), secret))
+    self.assertFalse(private_rounds.is_protected(_state(), known))
+    self.assertFalse(private_rounds.is_protected(none, secret))
 
   def test_delta_is_of_the_largest_population_that_was_charged(self):
     own, inherited = (

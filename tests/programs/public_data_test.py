@@ -3,10 +3,8 @@
 import os
 import pathlib
 import shutil
-import types
 
 from absl.testing import parameterized
-import dp_accounting
 
 from tests import cases
 from tests import fakes
@@ -37,22 +35,20 @@ class PublicDataTest(cases.TestCase):
         )
     )
 
-  def check(self, data, *, dev=None, noise=None, seeds=(), **settings):
-    """The check of a run with so much noise; None: it is not private."""
+  def check(self, data, *, init_from_run=None, scores_run=None, **settings):
+    """Checks a run; by default it trains without a guarantee."""
+    runs = {
+        'the seed model (INIT_FROM_RUN)': init_from_run,
+        'the layer scores (SCORES_RUN)': scores_run,
+    }
     settings = dict(
-        client_data=data,
-        evaluator=dev and types.SimpleNamespace(client_data=dev),
-        sampling=None if noise is None else 'some',
-        privacy=types.SimpleNamespace(invalidations=list(seeds)),
-        init_from_run=None,
-        scores_run=None,
+        dev_data=None,
+        selects_on_dev=False,
+        parent_runs={label: run for label, run in runs.items() if run},
+        is_protected=False,
         on_shared_data='refuse',
     ) | settings
-    event = dp_accounting.GaussianDpEvent(noise or 0.0).to_named_tuple()
-    return public_data.check(
-        types.SimpleNamespace(**settings),
-        types.SimpleNamespace(aggregator=types.SimpleNamespace(dp_event=event)),
-    )
+    return public_data.check(train_data=data, **settings)
 
   def run_of(self, name, data, **settings):
     """The folder of a run that was trained on these data."""
@@ -80,7 +76,7 @@ class PublicDataTest(cases.TestCase):
     self.assert_refused(
         'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers',
         self.private,
-        noise=1.0,
+        is_protected=True,
         init_from_run=seed,
     )
     # Through a run that goes on from it, with other data.
@@ -88,63 +84,56 @@ class PublicDataTest(cases.TestCase):
         'second', self.data('more', {'eve': 1}), init_from_run=seed
     )
     with self.assertRaisesRegex(ValueError, 'has 1 of the 3 private speakers'):
-      self.check(self.private, noise=1.0, init_from_run=second)
+      self.check(self.private, is_protected=True, init_from_run=second)
 
   def test_other_speakers_of_the_same_ids_are_no_matter(self):
     data = self.data('seed_data', {'bob': 2}, namespace='elsewhere')
     found = self.check(
-        self.private, noise=1.0, init_from_run=self.run_of('seed', data)
+        self.private, is_protected=True, init_from_run=self.run_of('seed', data)
     )
     self.assertEqual((found.invalidations, found.unchecked), ((), ()))
     self.assertIn('no private speaker', found.words)
 
   def test_a_private_run_protects_and_exposes_nobody(self):
-    first = self.run_of('first', self.private, noise=1.0)
+    first = self.run_of('first', self.private, is_protected=True)
     (source,) = public_data.read(first)
     self.assertTrue(source.is_private)
     self.assertEqual(source.folder, self.path('private'))
     # Again, on the same speakers: their rounds are added up by the ledger.
-    self.check(self.private, noise=1.0, init_from_run=first)
+    self.check(self.private, is_protected=True, init_from_run=first)
     # But their data must not be shown, nor trained on without noise.
     other = self.data('other', {'dee': 1})
     whose = 'private speakers of the seed model (INIT_FROM_RUN)'
-    for settings in (dict(noise=1.0), dict()):
+    for settings in (dict(is_protected=True), dict()):
       self.assert_refused(
           f'the dev set has 1 of the 3 {whose}',
           other,
-          dev=self.data('dev', {'bob': 1}),
+          dev_data=self.data('dev', {'bob': 1}),
           init_from_run=first,
           **settings,
       )
-    for settings in (dict(noise=0.0), dict()):
-      self.assert_refused(
-          f'the training data has 1 of the 3 {whose}',
-          self.data('again', {'ann': 2, 'dee': 1}),
-          init_from_run=first,
-          **settings,
-      )
+    self.assert_refused(
+        f'the training data has 1 of the 3 {whose}',
+        self.data('again', {'ann': 2, 'dee': 1}),
+        init_from_run=first,
+    )
 
-  @parameterized.named_parameters(
-      ('central', dict()),
-      ('federated_without_noise', dict(noise=0.0)),
-      ('known_keys', dict(noise=1.0, seeds=['NOISE_SEED fixes a key'])),
-  )
-  def test_without_a_guarantee_training_exposes(self, settings):
-    seed = self.run_of('seed', self.data('part', {'cai': 3}), **settings)
+  def test_without_a_guarantee_training_exposes(self):
+    seed = self.run_of('seed', self.data('part', {'cai': 3}))
     self.assert_refused(
         'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers',
         self.private,
-        noise=1.0,
+        is_protected=True,
         init_from_run=seed,
     )
 
   def test_a_dev_set_is_exposed_where_it_chooses_the_weights(self):
-    arguments = dict(data=self.data('x', {'dee': 1}), dev=self.private)
+    arguments = dict(data=self.data('x', {'dee': 1}), dev_data=self.private)
     last = self.run_of('last', **arguments)
-    best = self.run_of('best', patience=3, **arguments)
-    self.check(self.private, noise=1.0, init_from_run=last)
+    best = self.run_of('best', selects_on_dev=True, **arguments)
+    self.check(self.private, is_protected=True, init_from_run=last)
     with self.assertRaisesRegex(ValueError, 'has 3 of the 3 private speakers'):
-      self.check(self.private, noise=1.0, init_from_run=best)
+      self.check(self.private, is_protected=True, init_from_run=best)
 
   def test_scores_of_private_data_are_refused(self):
     scores = self.run_of('scores', self.data('part', {'ann': 1, 'dee': 1}))
@@ -152,21 +141,19 @@ class PublicDataTest(cases.TestCase):
     self.assert_refused(
         'the layer scores (SCORES_RUN) has 1 of the 3 private speakers',
         self.private,
-        noise=1.0,
+        is_protected=True,
         init_from_run=seed,
         scores_run=scores,
     )
     # They count as one of the sources of the model that they shaped.
     shaped = self.run_of(
-        'shaped', self.data('y', {'fay': 1}), noise=1.0, scores_run=scores
+        'shaped',
+        self.data('y', {'fay': 1}),
+        is_protected=True,
+        scores_run=scores,
     )
     with self.assertRaisesRegex(ValueError, 'INIT_FROM_RUN.* has 1 of the 3'):
-      self.check(self.private, noise=1.0, init_from_run=shaped)
-    # A seed that also gave the scores is one source.
-    with self.assertRaisesRegex(ValueError, '^the seed model[^;]*$'):
-      self.check(
-          self.private, noise=1.0, init_from_run=scores, scores_run=scores
-      )
+      self.check(self.private, is_protected=True, init_from_run=shaped)
 
   def test_what_cannot_be_compared_is_said(self):
     # No file; a corpus that is gone; one that has other clients by now; data in
@@ -180,9 +167,9 @@ class PublicDataTest(cases.TestCase):
     for seed in (nothing, gone, other):
       found = self.check(
           self.private,
-          noise=1.0,
+          is_protected=True,
           init_from_run=seed,
-          dev=fakes.client_data(_PRIVATE),
+          dev_data=fakes.client_data(_PRIVATE),
       )
       self.assertEqual(
           found.words,
@@ -193,25 +180,25 @@ class PublicDataTest(cases.TestCase):
     second = self.run_of(
         'second', self.data('x', {'fay': 1}), init_from_run=nothing
     )
-    found = self.check(self.private, noise=1.0, init_from_run=second)
+    found = self.check(self.private, is_protected=True, init_from_run=second)
     self.assertEqual(found.unchecked, ('the seed model (INIT_FROM_RUN)',))
     # Where nothing was promised, nothing is missed.
     self.assertEmpty(self.check(self.private, init_from_run=nothing).unchecked)
 
   def test_the_file_is_its_owners_and_does_not_grow_with_the_clients(self):
-    run = self.run_of('run', self.private, noise=1.0)
+    run = self.run_of('run', self.private, is_protected=True)
     path = os.path.join(run, public_data.FILE)
     self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
     size = os.path.getsize(path)
     # A run that is resumed adds what is new.
-    public_data.write(run, self.check(self.private, noise=1.0).sources)
+    public_data.write(run, self.check(self.private, is_protected=True).sources)
     self.assertEqual(os.path.getsize(path), size)
     self.data('private', _PRIVATE | {'longername': 5}, overwrite=True)
     more = client_data_lib.load(self.path('private'))
-    public_data.write(run, self.check(more, noise=1.0).sources)
+    public_data.write(run, self.check(more, is_protected=True).sources)
     self.assertLen(public_data.read(run), 2)
     os.remove(path)
-    public_data.write(run, self.check(more, noise=1.0).sources)
+    public_data.write(run, self.check(more, is_protected=True).sources)
     self.assertEqual(os.path.getsize(path), size)
 
   @parameterized.parameters('{', '[1]', '{"a": 1}', '[{"is_private": true}]')
@@ -220,32 +207,32 @@ class PublicDataTest(cases.TestCase):
     path = os.path.join(seed, public_data.FILE)
     pathlib.Path(path).write_text(text)
     with self.assertRaisesRegex(ValueError, f'^{path} is damaged .*put it'):
-      self.check(self.private, noise=1.0, init_from_run=seed)
+      self.check(self.private, is_protected=True, init_from_run=seed)
 
   def test_of_a_run_without_a_guarantee_dev_speakers_are_counted(self):
     dev = self.data('dev', {'ann': 3, 'dee': 1})
     with self.assertLogs('absl', level='WARNING') as logs:
-      self.check(self.private, dev=dev)
+      self.check(self.private, dev_data=dev)
     self.assertIn('1 of the 2 dev speakers are also trained on', logs.output[0])
     with self.assertNoLogs('absl', level='WARNING'):
-      self.check(self.private, dev=self.data('fine', {'dee': 1}))
+      self.check(self.private, dev_data=self.data('fine', {'dee': 1}))
 
-  def test_figures_of_private_speakers_say_so(self):
-    run = self.run_of('run', self.private, noise=1.0)
+  def test_private_speakers_in_an_evaluation_are_counted(self):
+    run = self.run_of('run', self.private, is_protected=True)
     test = self.data('test', {'ann': 1, 'cai': 3, 'dee': 1})
-    found = public_data.of_figures(run, test)
+    found = public_data.count_overlap(run, test)
     self.assertEqual(found, (2, True))
     self.assertStartsWith(
         found.words, 'NOT PRIVATE: 2 of these speakers are private'
     )
-    found = public_data.of_figures(run, self.data('other', {'dee': 1}))
+    found = public_data.count_overlap(run, self.data('other', {'dee': 1}))
     self.assertEqual((found, found.words), ((0, True), ''))
     # Of a central run, nobody was promised anything.
     central = self.run_of('central', self.private)
-    self.assertEqual(public_data.of_figures(central, test), (0, True))
+    self.assertEqual(public_data.count_overlap(central, test), (0, True))
     os.remove(os.path.join(run, public_data.FILE))
     with ledger_lib.create(os.path.join(run, run_dir.LEDGER)):
       pass
-    found = public_data.of_figures(run, test)
+    found = public_data.count_overlap(run, test)
     self.assertEqual(found, (0, False))
     self.assertIn('could not be checked', found.words)

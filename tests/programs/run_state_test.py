@@ -108,7 +108,7 @@ class _Process:
         event=event,
     )
 
-  def next(self, state, drawn):
+  def next(self, state, cohort):
     query_state = private_rounds.query_state(state)
     counter = int(query_state.counter)
     words = np.asarray(query_state.noise_key).view(np.uint32)
@@ -119,7 +119,7 @@ class _Process:
       before = query_state.buffers['w'][0]
       changes['buffers'] = {'w': (before / 2 + noise)[np.newaxis]}
       change = noise - before / 2
-    change = change + np.isin(_IDS, drawn)
+    change = change + np.isin(_IDS, cohort)
     state = private_rounds.with_query_state(state, **changes)
     weights = collections.OrderedDict(
         w=np.float32(state.global_model_weights['w'] + change)
@@ -129,58 +129,80 @@ class _Process:
     )
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class _Run(training_loop.TrainingRun):
-  """A run; `look` sees each round's number.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Run(
+    training_loop.TrainingRun[list[str], cohorts.CohortState, tuple[()]]
+):
+  """A run of `_Process`.
 
-  Of kind 'public' it has no noise, of kind 'fixed_size' noise of its clients,
-  of whom `min_clients` suffice.
+  Attributes:
+    kind: How cohorts are drawn; 'public' charges nothing.
+    num_rounds: Rounds of the whole run.
+    after_round: Called with the number of each round, once it is charged.
+    ids: The clients.
+    min_clients: Clients whose noise suffices, if clients draw it.
   """
 
   kind: str
   num_rounds: int
-  privacy: private_rounds.PrivacySettings
-  look: Callable[[int], None]
+  after_round: Callable[[int], None]
   ids: tuple[str, ...] = _IDS
   min_clients: int = _COHORT_SIZE
 
-  NAME = UNIT = 'round'
-  PRIVACY_UNIT = 'speaker'
+  name = step_name = 'round'
+  privacy_unit = 'speaker'
 
-  def __post_init__(self):
-    self.process = _Process(self.kind, min_clients=self.min_clients)
-    self._source = cohorts.CohortSource(
+  def validate(self):
+    pass
+
+  @functools.cached_property
+  def process(self):
+    return _Process(self.kind, min_clients=self.min_clients)
+
+  async def init_process_state(self):
+    return self.process.initialize()
+
+  async def step(self, state, batch):
+    return self.process.next(state, batch)
+
+  @functools.cached_property
+  def _cohorts(self):
+    return cohorts.CohortSource(
         self.ids,
         kind='poisson' if self.kind == 'public' else self.kind,
         cohort_size=_COHORT_SIZE,
         min_sep=_SEPARATION if self.kind == 'min_sep' else None,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
     )
-    if self.kind != 'public':
-      self.sampling = self._source.sampling
 
   @property
-  def total(self) -> int:
+  def sampling(self):
+    return None if self.kind == 'public' else self._cohorts.sampling
+
+  @property
+  def total_rounds(self):
     return self.num_rounds
 
   @property
-  def tokens(self) -> str:
+  def tokens(self):
     return 'a'
 
-  def initial_draw(self):
-    return self._source.iterator().state
+  def init_data_position(self):
+    return self._cohorts.iterator().state
 
-  def draw(self, source_state):
-    iterator = self._source.iterator(source_state)
-    return iterator.select(), iterator.state
-
-  def initial_record(self, weights):
+  def init_loop_state(self, weights):
     del weights
     return ()
 
-  def judge(self, record, done, *, number):
-    self.look(number)
-    return record, {'w': float(done.output.state.global_model_weights['w'][0])}
+  def sample(self, data_position):
+    iterator = self._cohorts.iterator(data_position)
+    return iterator.select(), iterator.state
+
+  def process_round(self, loop_state, result, *, round_num, shows_exact):
+    del shows_exact
+    self.after_round(round_num)
+    weight = result.output.state.global_model_weights['w'][0]
+    return loop_state, {'w': float(weight)}
 
 
 class _Killed(BaseException):
@@ -236,14 +258,14 @@ class _TestCase(cases.TestCase):
   ) -> None:
     """Trains on; killed after the round `kill_in` is charged."""
 
-    def look(number):
-      if number == kill_in:
+    def after_round(round_num):
+      if round_num == kill_in:
         raise _Killed()
 
     built = _Run(
         kind=kind,
         num_rounds=num_rounds,
-        look=look,
+        after_round=after_round,
         ids=ids,
         min_clients=min_clients,
         output_dir=self.path(run),
@@ -577,7 +599,7 @@ class LostTest(_TestCase):
     fakes.damage(self.saved('run')[2], offset=64)
     (line,) = self.go_on('run')
     self.assertRegex(
-        line, r'secrets\.safetensors belongs to state 2: state 0 goes on'
+        line, r'secrets\.safetensors belongs to state 2: .* from state 0'
     )
     # Rounds 1 to 4, and once more 1 to 5.
     lines = self.rounds('run')

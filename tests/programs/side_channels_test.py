@@ -126,7 +126,7 @@ class SideChannelsTest(cases.TestCase):
       )
     self.assertTrue(results['privacy']['private'])
     (read,) = reports_runs.read([run])
-    if program.UNIT == 'round':  # Pre-trained models write nothing.
+    if program.step_name == 'round':  # Pre-trained models write nothing.
       files.write_text(
           os.path.join(run, model_card.CARD),
           model_card.build(

@@ -94,7 +94,7 @@ class WeightsTest(absltest.TestCase):
     weights, printed = self.updated()
     for name, value in weights.items():
       np.testing.assert_array_equal(value, self.weights[name])
-    self.assertIn('all of its model is taken', printed)
+    self.assertIn('the whole model is taken', printed)
 
   def test_of_a_pretrained_run_the_encoder_is_taken_by_name(self):
     self.pretrained()
@@ -111,8 +111,8 @@ class WeightsTest(absltest.TestCase):
     self.assertRegex(
         printed,
         rf'the encoder is taken, {len(encoder)} tensors with {count:,} '
-        r'parameters; new: head/bias, head/kernel \(45 parameters\); left '
-        'behind: prediction/bias',
+        r'parameters; new: head/bias, head/kernel \(45 parameters\); '
+        'dropped: prediction/bias',
     )
     self.assertEqual(printed.count('\n'), 1)
 

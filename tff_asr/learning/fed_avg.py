@@ -38,12 +38,12 @@ class Traffic(NamedTuple):
   model has them.
 
   Attributes:
-    down: The weights that are trained, to the client.
-    up: Its delta, to the server.
+    download_bytes: The trained weights, to the client.
+    upload_bytes: The client's delta, to the server.
   """
 
-  down: int
-  up: int
+  download_bytes: int
+  upload_bytes: int
 
 
 def build(
@@ -165,7 +165,7 @@ def traffic(state: process_lib.State) -> Traffic:
       process_lib.frozen_layers(state), state.global_model_weights
   )
   size = sum(np.asarray(value).nbytes for value in live.values())
-  return Traffic(down=size, up=size)
+  return Traffic(download_bytes=size, upload_bytes=size)
 
 
 def _build_distributor(

@@ -48,14 +48,14 @@ class LayerFreeze:
   def choose(
       self, scores: Mapping[str, float], specs: weights_lib.Specs
   ) -> list[str]:
-    """The names of the tensors to freeze, sorted.
+    """Returns the names of the tensors to freeze, sorted.
 
-    Layers are taken in their order while that brings the frozen parameters
+    Tensors are taken in their order while that brings the frozen parameters
     nearer to the share; the last one is never taken.
 
     Args:
-      scores: Squared gradient norms by tensor, or their shares; layers with
-        equal scores go by name.
+      scores: Squared gradient norms by tensor, or their shares; tensors with
+        equal scores are ordered by name.
       specs: Specs of the same tensors.
 
     Raises:

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr import files
+from tff_asr.data import cohorts
 from tff_asr.learning import canaries as canaries_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
@@ -92,7 +93,7 @@ async def audit(
       cohort_size=cohort_size,
       client_ids=training.client_data.client_ids,
   )
-  training.observer = rounds.write
+  training = dataclasses.replace(training, observer=rounds.write)
   results = await training_loop.run(training)
   model = os.path.join(output_dir, run_dir.MODEL)
   if os.path.exists(model):
@@ -227,12 +228,16 @@ class _Rounds:
         [places[name] for name in canaries.client_ids]
     )
 
-  def write(self, done: private_rounds.Done, number: int) -> None:
+  def write(
+      self,
+      result: private_rounds.RoundResult[list[str], cohorts.CohortState],
+      number: int,
+  ) -> None:
     """Writes a round's file, in place of an older one's."""
-    metrics = done.output.metrics['aggregator']['dp_query_metrics']
+    metrics = result.output.metrics['aggregator']['dp_query_metrics']
     clip = float(metrics['l2_norm_clip'])
     is_correlated = private_rounds.query_state(
-        done.output.state
+        result.output.state
     ).is_correlated
     stddev = float(metrics[
         'noise_stddev_before_correlation'
@@ -243,7 +248,7 @@ class _Rounds:
           'nothing is noised, so nothing is promised that could be audited: '
           'include a file of gin/privacy and set NOISE_MULTIPLIER.'
       )
-    released = done.output.state.finalizer['last']
+    released = result.output.state.finalizer['last']
     # In the order of the model's weights.
     specs = weights_lib.Weights(
         (name, tf.TensorSpec(np.shape(released[name]), tf.float32))
@@ -253,7 +258,7 @@ class _Rounds:
         name: float(layer_clip) / clip
         for name, layer_clip in metrics.get('layer_clip', {}).items()
     }
-    drawn = {tf.compat.as_text(name) for name in done.drawn}
+    drawn = {tf.compat.as_text(name) for name in result.batch}
     is_drawn = [name in drawn for name in self._canaries.client_ids]
     os.makedirs(self._folder, 0o700, exist_ok=True)
     with files.replacing(self._path(number)) as file:

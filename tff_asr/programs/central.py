@@ -1,16 +1,16 @@
 """Central training as a program: the utterances of all speakers together.
 
-It makes seed models and baselines, and fine-tunes pre-trained encoders. Nothing
-about it is private.
+It makes seed models and baselines, and fine-tunes pre-trained encoders. It is
+not private.
 
-A step has one batch, or one of each of several loaders. A loader has its own
-share of the utterances (every n-th), passes over it in orders and chunks of its
-own, and does not know of the others: so it is with the processes of the
-published code (`create_dataset`, `world_size`), one a GPU. Their batches share
-the random draws of the model, as there: all of them drop the same layers.
+A step has one batch, or one from each of several loaders. A loader reads its
+own share of the utterances (every n-th) in its own orders and chunks, as each
+process of the published code does (`create_dataset`, `world_size`; one a GPU).
+As there, the batches of a step share the model's random draws: all drop the
+same layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -23,10 +23,12 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import buckets as buckets_lib
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
+from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.programs import faults
@@ -35,12 +37,11 @@ from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 
 
-# Chunks that are read, and batches that are computed, ahead of the step, of all
-# loaders at least one each.
-_AT_ONCE = 2
+# Chunks read, and batches computed, ahead of the step; at least one a loader.
+_NUM_AHEAD = 2
 
 
-class Place(NamedTuple):
+class DataPosition(NamedTuple):
   """Position of a run in its data: a pass has chunks, a chunk has batches.
 
   Attributes:
@@ -55,7 +56,7 @@ class Place(NamedTuple):
   batch: np.ndarray
 
 
-class Record(NamedTuple):
+class LoopState(NamedTuple):
   """Values that a run keeps from step to step.
 
   Attributes:
@@ -64,7 +65,7 @@ class Record(NamedTuple):
     evaluations_since_best: Evaluations since then.
     loss_sum: Sum of the losses of the utterances since the last evaluation, in
       nats.
-    num_utterances: Trained on since then.
+    num_utterances: Utterances trained on since then.
     audio_sec: Their seconds.
     padded_sec: Seconds of their batches, with padding.
   """
@@ -78,11 +79,15 @@ class Record(NamedTuple):
   padded_sec: float = 0.0
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class CentralTraining(training_loop.TrainingRun):
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CentralTraining(
+    training_loop.TrainingRun[
+        list[pipeline_lib.Batch], DataPosition, LoopState
+    ]
+):
   """Steps on batches of all speakers' utterances.
 
-  Each evaluation releases metrics: means since the evaluation before.
+  Metrics are released with each evaluation: means since the last one.
 
   Attributes:
     optimizer: Any TFF optimizer.
@@ -94,15 +99,15 @@ class CentralTraining(training_loop.TrainingRun):
     max_grad_norm: Gradients are clipped to this global norm.
     devices: Each batch is divided among these; None: TensorFlow's default one.
     encoder_rate: Factor of the encoder's steps, relative to the head's.
-    encoder_frozen_steps: The encoder is trained after so many steps; its
-      optimizer and schedule begin then (`optimizers.param_groups`).
+    encoder_frozen_steps: Steps before the encoder is trained; its optimizer
+      and schedule begin then (`optimizers.param_groups`).
     encoder_optimizer: Optimizer of the encoder, with another schedule; None: as
       the head's.
     jit_compile: Whether XLA compiles the step (`central_step`), which needs
       length buckets.
     num_loaders: Each reads its share of the utterances and gives a step one
       batch; the gradient is the mean of theirs.
-    unaugmented_steps: The first so many steps are without SpecAugment.
+    unaugmented_steps: Steps without SpecAugment at the start.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -118,11 +123,11 @@ class CentralTraining(training_loop.TrainingRun):
   num_loaders: int = 1
   unaugmented_steps: int = 0
 
-  NAME = 'central'
-  UNIT = 'step'
-  PRIVACY_UNIT = None
+  name = 'central'
+  step_name = 'step'
+  privacy_unit = None
 
-  def __post_init__(self):
+  def validate(self) -> None:
     with checks.collect_errors() as collect:
       with collect:
         checks.positive_int(num_steps=self.num_steps)
@@ -139,37 +144,22 @@ class CentralTraining(training_loop.TrainingRun):
             max_grad_norm=self.max_grad_norm, encoder_rate=self.encoder_rate
         )
       with collect:
+        checks.finite(encoder_rate=self.encoder_rate)
+      with collect:
         if self.devices is not None:
           central_step.find_devices(self.devices)
       with collect:
         buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets)
-      with collect:
-        checks.finite(encoder_rate=self.encoder_rate)
       with collect:
         if self.patience is not None:
           checks.positive_int(patience=self.patience)
       with collect:
         self._check_patience()
       with collect:
-        self.check()
-    self.release_every = self.settings.evaluate_every
-    self.process = central_step.CentralStep(
-        model=self.model,
-        optimizer=self.optimizer,
-        seed=self.seed,
-        max_grad_norm=self.max_grad_norm,
-        devices=self.devices,
-        encoder_rate=self.encoder_rate,
-        encoder_frozen_steps=self.encoder_frozen_steps,
-        encoder_optimizer=self.encoder_optimizer,
-        jit_compile=self.jit_compile,
-        num_batches=self.num_loaders,
-    )
-    self._batches: Optional[Iterator[Any]] = None
-    self._is_augmented = False
+        super().validate()
 
   def _check_loaders(self) -> None:
-    """Raises ValueError for a number of loaders that not all have data."""
+    """Raises ValueError if a loader would have no data."""
     checks.positive_int(num_loaders=self.num_loaders)
     if self.num_loaders == 1:
       return
@@ -181,48 +171,194 @@ class CentralTraining(training_loop.TrainingRun):
       )
 
   def _check_patience(self) -> None:
-    """Raises ValueError for patience with what nobody evaluates."""
+    """Raises ValueError for patience without evaluations."""
     if self.patience is not None and self.evaluator is None:
       raise ValueError('patience needs an evaluator of a dev set, found none.')
 
   @property
-  def total(self) -> int:
+  def total_rounds(self) -> int:
     return self.num_steps
 
-  def initial_draw(self) -> Place:
-    zeros = np.zeros([self.num_loaders], np.int64)
-    return Place(np.int64(0), zeros, zeros)
+  @property
+  def release_every(self) -> int:
+    return self.settings.evaluate_every
 
-  def draw(
-      self, source_state: Place
-  ) -> tuple[list[pipeline_lib.Batch], Place]:
-    """The next batches, read in order from the first place asked for."""
-    is_augmented = source_state.step >= self.unaugmented_steps
-    if self._batches is None or is_augmented != self._is_augmented:
-      self._is_augmented = is_augmented
-      self._batches = iter(self._read(source_state))
-    chunks, numbers, batches = zip(*next(self._batches))
-    for batch in batches:
-      batch['seed'] = batches[0]['seed']
-    return list(batches), Place(
-        source_state.step + 1, np.array(chunks), np.array(numbers) + 1
+  @property
+  def selects_on_dev(self) -> bool:
+    return self.patience is not None
+
+  @functools.cached_property
+  def process(self) -> central_step.CentralStep:
+    return central_step.CentralStep(
+        model=self.model,
+        optimizer=self.optimizer,
+        seed=self.seed,
+        max_grad_norm=self.max_grad_norm,
+        devices=self.devices,
+        encoder_rate=self.encoder_rate,
+        encoder_frozen_steps=self.encoder_frozen_steps,
+        encoder_optimizer=self.encoder_optimizer,
+        jit_compile=self.jit_compile,
+        num_batches=self.num_loaders,
     )
 
-  def _read(self, start: Place) -> tf.data.Dataset:
-    """From a place on, without end, each loader's (chunk, number in it, batch).
+  @functools.cached_property
+  def _reader(self) -> '_BatchReader':
+    return _BatchReader(
+        self.client_data,
+        pipeline=self.pipeline,
+        seed=self.seed,
+        num_loaders=self.num_loaders,
+        unaugmented_steps=self.unaugmented_steps,
+    )
+
+  async def init_process_state(self) -> process_lib.State:
+    return self.process.initialize()
+
+  def init_data_position(self) -> DataPosition:
+    zeros = np.zeros([self.num_loaders], np.int64)
+    return DataPosition(np.int64(0), zeros, zeros)
+
+  def init_loop_state(self, weights: weights_lib.Weights) -> LoopState:
+    return LoopState(best_weights=weights)
+
+  def sample(
+      self, data_position: DataPosition
+  ) -> tuple[list[pipeline_lib.Batch], DataPosition]:
+    """Reads the next batch of each loader."""
+    return self._reader.read(data_position)
+
+  async def step(
+      self, state: process_lib.State, batch: list[pipeline_lib.Batch]
+  ) -> process_lib.Output:
+    return self.process.next(state, batch)
+
+  def process_round(
+      self,
+      loop_state: LoopState,
+      result: private_rounds.RoundResult[
+          list[pipeline_lib.Batch], DataPosition
+      ],
+      *,
+      round_num: int,
+      shows_exact: bool,
+  ) -> tuple[LoopState, dict[str, float]]:
+    del shows_exact  # Nothing is private.
+    loss_sum = float(result.output.metrics['loss_sum'])
+    num_utterances = float(result.output.metrics['num_utterances'])
+    faults.check_step(
+        result.output.state.global_model_weights,
+        loss=loss_sum,
+        step_num=round_num,
+    )
+    frames, padded = 0.0, 0.0
+    for batch in result.batch:
+      lengths = batch['feature_lengths'].numpy()
+      frames += float(np.dot(batch['example_weights'], lengths))
+      num_rows, num_frames, _ = batch['features'].shape
+      padded += num_rows * num_frames
+    shift_sec = log_mel.FRAME_SHIFT_SEC
+    loop_state = loop_state._replace(
+        loss_sum=loop_state.loss_sum + loss_sum,
+        num_utterances=loop_state.num_utterances + num_utterances,
+        audio_sec=loop_state.audio_sec + frames * shift_sec,
+        padded_sec=loop_state.padded_sec + padded * shift_sec,
+    )
+    return loop_state, {
+        'train_loss': loop_state.loss_sum / max(loop_state.num_utterances, 1),
+        'num_utterances': loop_state.num_utterances,
+        'audio_sec': loop_state.audio_sec,
+        'padded_sec': loop_state.padded_sec,
+    }
+
+  def after_evaluation(
+      self,
+      loop_state: LoopState,
+      weights: weights_lib.Weights,
+      metrics: Mapping[str, float],
+  ) -> LoopState:
+    loop_state = loop_state._replace(
+        loss_sum=0.0, num_utterances=0.0, audio_sec=0.0, padded_sec=0.0
+    )
+    if not metrics:
+      return loop_state
+    if metrics['dev_word_error_rate'] < loop_state.best_wer:
+      return loop_state._replace(
+          best_weights=weights,
+          best_wer=metrics['dev_word_error_rate'],
+          evaluations_since_best=0,
+      )
+    return loop_state._replace(
+        evaluations_since_best=loop_state.evaluations_since_best + 1
+    )
+
+  def is_converged(self, loop_state: LoopState) -> bool:
+    return (
+        self.patience is not None
+        and loop_state.evaluations_since_best >= self.patience
+    )
+
+  def export(
+      self, state: run_state.RunState
+  ) -> tuple[weights_lib.Weights, dict[str, Any]]:
+    if self.patience is None:
+      return state.process.global_model_weights, {}
+    return state.loop_state.best_weights, {}
+
+
+class _BatchReader:
+  """Reads the batches of all loaders in order, ahead of the steps."""
+
+  def __init__(
+      self,
+      client_data: client_data_lib.SpeechClientData,
+      *,
+      pipeline: pipeline_lib.Pipeline,
+      seed: int,
+      num_loaders: int,
+      unaugmented_steps: int,
+  ):
+    """Creates a reader; see `CentralTraining` for the arguments."""
+    self._client_data = client_data
+    self._pipeline = pipeline
+    self._seed = seed
+    self._num_loaders = num_loaders
+    self._unaugmented_steps = unaugmented_steps
+    self._batches: Optional[Iterator[Any]] = None
+    self._is_augmented = False
+
+  def read(
+      self, position: DataPosition
+  ) -> tuple[list[pipeline_lib.Batch], DataPosition]:
+    """Returns a batch of each loader, and the position of the next ones.
 
     Args:
-      start: The place; its step decides whether batches are augmented.
+      position: The first call chooses it; later calls take the position that
+        the last one returned.
     """
-    pipeline = self.pipeline
-    if start.step < self.unaugmented_steps:
+    is_augmented = position.step >= self._unaugmented_steps
+    if self._batches is None or is_augmented != self._is_augmented:
+      self._is_augmented = is_augmented
+      self._batches = iter(self._open(position))
+    chunks, numbers, batches = zip(*next(self._batches))
+    for batch in batches:
+      # All loaders share the model's random draws of a step.
+      batch['seed'] = batches[0]['seed']
+    return list(batches), DataPosition(
+        position.step + 1, np.array(chunks), np.array(numbers) + 1
+    )
+
+  def _open(self, start: DataPosition) -> tf.data.Dataset:
+    """From a position on, each loader's (chunk, number in it, batch)."""
+    pipeline = self._pipeline
+    if not self._is_augmented:
       pipeline = dataclasses.replace(pipeline, augment=None)
     return tf.data.Dataset.zip(tuple(
-        self._read_loader(number, chunk, batch, pipeline)
+        self._open_loader(number, chunk, batch, pipeline)
         for number, (chunk, batch) in enumerate(zip(start.chunk, start.batch))
     ))
 
-  def _read_loader(
+  def _open_loader(
       self,
       loader: int,
       start_chunk: np.int64,
@@ -232,17 +368,17 @@ class CentralTraining(training_loop.TrainingRun):
     """(chunk, number in it, batch) of a loader, without end.
 
     A pass takes the loader's utterances in a random order, `chunk_size` at a
-    time; the last chunk of a pass may be smaller. What lies before the start is
-    not read, but for its own chunk.
+    time; the last chunk of a pass may be smaller. Chunks before the start are
+    not read.
     """
     size = pipeline.chunk_size
-    mine = range(loader, self.client_data.num_records, self.num_loaders)
+    mine = range(loader, self._client_data.num_records, self._num_loaders)
     per_pass = -(-len(mine) // size)
-    key = keys.derive(keys.from_seed(self.seed), purpose='central order')
+    key = keys.derive(keys.from_seed(self._seed), purpose='central order')
     if loader:
       key = keys.derive(key, purpose=f'loader {loader}')
-    seed = tf.constant([self.seed & 0x7FFFFFFF, 1 + loader])
-    num_at_once = max(1, _AT_ONCE // self.num_loaders)
+    seed = tf.constant([self._seed & 0x7FFFFFFF, 1 + loader])
+    num_ahead = max(1, _NUM_AHEAD // self._num_loaders)
 
     def record_locations():
       permuted_pass, order = None, None
@@ -252,7 +388,7 @@ class CentralTraining(training_loop.TrainingRun):
           permuted_pass = pass_num
           order = permutation(len(mine), key=key, pass_num=pass_num)
         numbers = order[number * size : (number + 1) * size]
-        yield np.int64(chunk), self.client_data.record_locations(
+        yield np.int64(chunk), self._client_data.record_locations(
             mine.start + mine.step * numbers
         )
 
@@ -263,94 +399,28 @@ class CentralTraining(training_loop.TrainingRun):
         ),
     ).map(
         lambda chunk, rows: (chunk, self._prepare(chunk, rows, seed)),
-        num_parallel_calls=num_at_once,
+        num_parallel_calls=num_ahead,
         deterministic=True,
     )
     return pipeline.slice_all(
-        chunks, skip=start_batch, num_at_once=num_at_once
+        chunks, skip=start_batch, num_at_once=num_ahead
     ).prefetch(1)
 
   @functools.cached_property
   def _prepare(self) -> Callable[..., pipeline_lib.PackedChunk]:
     """(chunk's number, its record locations, loader's seed) to the chunk.
 
-    Traced once for all loaders, and for those that read without masks.
+    Traced once for all loaders, with and without SpecAugment.
     """
 
     def prepare(chunk, rows, seed):
       number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
-      return self.pipeline.pack(
-          self.client_data.read(rows, self.pipeline.max_samples),
+      return self._pipeline.pack(
+          self._client_data.read(rows, self._pipeline.max_samples),
           seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
       )
 
     return tf.function(prepare, autograph=False)
-
-  def initial_record(self, weights: weights_lib.Weights) -> Record:
-    return Record(best_weights=weights)
-
-  def judge(
-      self, record: Record, done: private_rounds.Done, *, number: int
-  ) -> tuple[Record, dict[str, float]]:
-    loss_sum = float(done.output.metrics['loss_sum'])
-    num_utterances = float(done.output.metrics['num_utterances'])
-    faults.check_step(
-        done.output.state.global_model_weights, loss=loss_sum, number=number
-    )
-    frames, padded = 0.0, 0.0
-    for batch in done.drawn:
-      lengths = batch['feature_lengths'].numpy()
-      frames += float(np.dot(batch['example_weights'], lengths))
-      num_rows, num_frames, _ = batch['features'].shape
-      padded += num_rows * num_frames
-    record = record._replace(
-        loss_sum=record.loss_sum + loss_sum,
-        num_utterances=record.num_utterances + num_utterances,
-        audio_sec=record.audio_sec + frames * log_mel.FRAME_SHIFT_SEC,
-        padded_sec=(
-            record.padded_sec + padded * log_mel.FRAME_SHIFT_SEC
-        ),
-    )
-    return record, {
-        'train_loss': record.loss_sum / max(record.num_utterances, 1),
-        'num_utterances': record.num_utterances,
-        'audio_sec': record.audio_sec,
-        'padded_sec': record.padded_sec,
-    }
-
-  def evaluate(
-      self, record: Record, weights: weights_lib.Weights
-  ) -> tuple[Record, dict[str, float]]:
-    record, metrics = super().evaluate(record, weights)
-    record = record._replace(
-        loss_sum=0.0, num_utterances=0.0, audio_sec=0.0, padded_sec=0.0
-    )
-    if not metrics:
-      return record, metrics
-    if metrics['dev_word_error_rate'] < record.best_wer:
-      record = record._replace(
-          best_weights=weights,
-          best_wer=metrics['dev_word_error_rate'],
-          evaluations_since_best=0,
-      )
-    else:
-      record = record._replace(
-          evaluations_since_best=record.evaluations_since_best + 1
-      )
-    return record, metrics
-
-  def is_converged(self, record: Record) -> bool:
-    return (
-        self.patience is not None
-        and record.evaluations_since_best >= self.patience
-    )
-
-  def finish(
-      self, state: run_state.RunState
-  ) -> tuple[weights_lib.Weights, dict[str, Any]]:
-    if self.patience is None:
-      return state.process.global_model_weights, {}
-    return state.record.best_weights, {}
 
 
 def permutation(

@@ -1,13 +1,12 @@
-"""Description of what a program would do: nothing is trained or written.
+"""Describes what a run would do, without training or writing anything.
 
-It checks everything that a run checks before its first round. It initializes
-the process, to learn its noise and the size of its state.
+Everything that a run checks before its first round is checked. The learning
+process is initialized, which tells its noise and the size of its state.
 """
 
 from collections.abc import Sequence
 import math
 import os
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,25 +18,24 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
 from tff_asr.programs import private_rounds
-from tff_asr.programs import public_data
 from tff_asr.programs import training_loop
 
 
 async def describe(training: training_loop.TrainingRun) -> str:
-  """Returns the configuration and what a run of it would take, as text.
+  """Returns the configuration, and what a run of it would take, as text.
 
   Raises:
     ValueError: As `training_loop.run`, before its first round.
   """
   state = await training.initialize()
-  public = public_data.check(training, state)
-  kept = state, training.initial_record(state.global_model_weights)
-  state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(kept))
+  public = training_loop.check_public_data(training, state)
+  saved = state, training.init_loop_state(state.global_model_weights)
+  state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
   rows = {
       'parameters': f'{weights_lib.count(specs):,}',
       'saved states': _saved_states(training, state_bytes),
-      f'{training.UNIT}s': f'{training.total:,} at most',
+      f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
   if frozen := process_lib.frozen_layers(state):
@@ -55,7 +53,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
     )
     rows['drawn'] = (
         f'{sampling.cohort_size:,} of {sampling.population:,} '
-        f'{training.PRIVACY_UNIT}s ({sampling.kind})'
+        f'{training.privacy_unit}s ({sampling.kind})'
     )
     rows['public'] = f'{public.words}.'
     rows['epsilon'] = _epsilon(
@@ -70,7 +68,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
 
 
 def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
-  """Room that states take, and room that there is."""
+  """Disk space that saved states take, and that is free."""
   folder = training.output_dir
   while not os.path.isdir(folder or '.'):
     folder = os.path.dirname(folder)
@@ -84,12 +82,12 @@ def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
 
 def _epsilon(
     training: training_loop.TrainingRun,
-    state: Any,
+    state: process_lib.State,
     inherited: ledger_lib.Inherited,
     *,
     invalidations: Sequence[str],
 ) -> str:
-  """Epsilon at the end, and where a target ends the run before."""
+  """Epsilon at the end, and the round at which a target ends the run."""
   invalidations = (
       *inherited.invalidations,
       *training.privacy.invalidations,
@@ -98,9 +96,9 @@ def _epsilon(
   if invalidations:
     return f'infinite, NOT PRIVATE: {"; ".join(invalidations)}.'
   settings, sampling = training.privacy, training.sampling
-  target, last = settings.target_epsilon, training.total
+  target, last = settings.target_epsilon, training.total_rounds
   delta = settings.delta_of(sampling, inherited.charges.rounds)
-  charged_after = lambda number: private_rounds.rounds_of_plan(
+  charged_after = lambda number: private_rounds.planned_rounds(
       state,
       sampling=sampling,
       num_rounds=number,

@@ -1,7 +1,7 @@
 """Greedy decoding of a data set and its error rates, by speaker.
 
 `Evaluator` decodes with given weights, as training does. `evaluate` decodes
-with the weights of finished runs.
+with the weights of finished runs and writes the results into their folders.
 
   B: batch size. S: output frames. V: vocabulary with blank.
 """
@@ -31,7 +31,7 @@ _PUBLISHED_ROWS = 8  # `pad_to_batch` of the published code.
 
 
 class Hypothesis(NamedTuple):
-  """An utterance: its transcript, and the text that the model heard."""
+  """A decoded utterance: `reference` is its transcript, `text` the output."""
 
   client_id: str
   utterance_id: str
@@ -44,15 +44,15 @@ class Evaluation:
   """A decoded data set.
 
   Attributes:
-    hypotheses: One an utterance, sorted by its id.
+    hypotheses: One for each utterance, sorted by its id.
     loss: Mean CTC loss in nats of the utterances that have one (NaN if none).
-    token_errors: Token errors of all utterances. Boundaries of the tokenizer
-      are tokens of the reference, and spaces at the ends of what was heard
+    token_errors: Token errors of all utterances. The tokenizer's boundary
+      tokens belong to the reference, and spaces at the ends of a hypothesis
       count. With sentence pieces, the same words in other pieces are errors.
     too_long: Ids of the utterances above the pipeline's `max_utterance_sec`,
-      which are decoded all the same.
-    num_fill_rows: Rows that would fill the batches of the others to a multiple
-      of 8, as the published code fills them.
+      which are decoded, too.
+    num_fill_rows: Rows that would pad the batches of the other utterances to a
+      multiple of 8, as the published code pads them.
   """
 
   hypotheses: list[Hypothesis]
@@ -96,7 +96,7 @@ class Evaluation:
     )
 
   def metrics(self) -> dict[str, float]:
-    """Returns the figures that a training run releases, by name."""
+    """Returns the metrics that a training run releases, by name."""
     return {
         'word_error_rate': self.word_error_rate,
         'token_error_rate': self.token_error_rate,
@@ -172,7 +172,7 @@ class Evaluator:
       *,
       progress: Optional[Callable[[int], Any]] = None,
   ) -> Evaluation:
-    """Decodes everything.
+    """Decodes the data set.
 
     Args:
       weights: float32 tensors or arrays by name.
@@ -187,7 +187,9 @@ class Evaluator:
     too_long = set()
     num_fill_rows = 0
     for batch in self._open():
-      tokens, said, batch_loss_sum, batch_losses = self._decode(weights, batch)
+      tokens, reference_tokens, batch_loss_sum, batch_losses = self._decode(
+          weights, batch
+      )
       loss_sum += float(batch_loss_sum)
       num_losses += float(batch_losses)
       is_long = (batch['feature_lengths'] > self._pipeline.max_frames).numpy()
@@ -199,12 +201,12 @@ class Evaluator:
           batch['client_id'].numpy(),
           batch['utterance_id'].numpy(),
           batch['transcript'].numpy(),
-          said.to_list(),
+          reference_tokens.to_list(),
           tokens.to_list(),
           strict=True,
       )
-      for client_id, utterance_id, reference, said_ids, ids in rows:
-        token_errors += word_errors.count_tokens(said_ids, ids)
+      for client_id, utterance_id, reference, reference_ids, ids in rows:
+        token_errors += word_errors.count_tokens(reference_ids, ids)
         hypotheses.append(
             Hypothesis(
                 client_id=client_id.decode(),
@@ -266,11 +268,11 @@ def evaluate(
     model: The model.
     pipeline: Features, batches and the tokenizer.
     client_data: The speakers to decode.
-    output_name: JSON file to write into each run's folder: the figures, the
-      word errors and known attributes (gender, age, accent) of each speaker,
-      every hypothesis, and whether figures are of speakers whom the model's
-      guarantee protects (`public_data.Figures`), which is also printed. It
-      holds transcripts, so the data must be public.
+    output_name: JSON file to write into each run's folder: the error rates;
+      the word errors and known attributes (gender, age, accent) of each
+      speaker; every hypothesis; and how many speakers the model's guarantee
+      protects (`public_data.OverlapCounts`), which is also printed. It holds
+      transcripts, so the data must be public.
 
   Returns:
     What was written for each run.
@@ -291,7 +293,7 @@ def evaluate(
       attributes = _attributes(client_data)
     for run in dict.fromkeys(runs):
       with collect:
-        private[run] = public_data.of_figures(run, client_data)
+        private[run] = public_data.count_overlap(run, client_data)
   weights = [
       run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.identity)
       for run in runs
@@ -308,13 +310,13 @@ def evaluate(
   ) as progress:
     for run, run_weights in zip(runs, weights, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
-      results.append(_figures(evaluated, attributes, private[run]))
+      results.append(_results(evaluated, attributes, private[run]))
       files.write_json(os.path.join(run, output_name), results[-1])
-  for run, figures in zip(runs, results, strict=True):
+  for run, result in zip(runs, results, strict=True):
     print(
-        f'{run}: WER {100 * figures["word_error_rate"]:.2f} % (TER '
-        f'{100 * figures["token_error_rate"]:.2f} %) of {figures["num_words"]} '
-        f'words of {figures["num_speakers"]} speakers'
+        f'{run}: WER {100 * result["word_error_rate"]:.2f} % (TER '
+        f'{100 * result["token_error_rate"]:.2f} %) of {result["num_words"]} '
+        f'words of {result["num_speakers"]} speakers'
     )
     if private[run].words:
       print(f'{run}: {private[run].words}')
@@ -324,7 +326,7 @@ def evaluate(
 def _check_models(
     runs: Sequence[str], model: ctc.CtcModel, pipeline: pipeline_lib.Pipeline
 ) -> None:
-  """Checks that every run has a model that fits."""
+  """Raises ValueError unless every run has a model of this configuration."""
   if not runs or isinstance(runs, str):
     raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
   twice = sorted({run for run in runs if runs.count(run) > 1})
@@ -338,7 +340,7 @@ def _check_models(
 
 
 def _check_outputs(runs: Sequence[str], output_name: str) -> None:
-  """Checks that outputs replace nothing but an earlier evaluation."""
+  """Raises ValueError if an output would replace a file of training."""
   is_file_name = os.path.basename(output_name) == output_name
   if not is_file_name or not output_name.endswith('.json'):
     raise ValueError(
@@ -369,10 +371,10 @@ def _attributes(
   }
 
 
-def _figures(
+def _results(
     evaluated: Evaluation,
     attributes: dict[str, dict[str, str]],
-    private: public_data.Figures,
+    private: public_data.OverlapCounts,
 ) -> dict[str, Any]:
   """An evaluation as JSON."""
   by_client = evaluated.errors_by_client()

@@ -1,21 +1,24 @@
-"""Faults of a round: clients that fail, and models that diverge.
+"""Faults of a round: failed clients, divergence, and shortages.
 
-A client that failed (its data could not be read, or its work raised) is not in
-the sum. A client whose update is not finite counts as zeros. Both are as if the
-client had sent zeros. The sum is always divided by the expected cohort, so
-noise, sensitivity and accounting do not change. But where clients add the noise
-a failed one's is missing (`privacy.distributed`).
+A failed client (its data could not be read, or its work raised an error) is not
+in the sum. A client whose update is not finite counts as zeros. In both cases
+the sum is as if the client had sent zeros, and it is always divided by the
+expected cohort size, so noise, sensitivity and accounting do not change. Where
+clients draw the noise, a failed client's share of it is missing
+(`privacy.distributed`).
 
-A federated round has diverged if one of two norms from the server's step is
-not finite: of the aggregated update or of the new weights. Under DP both come
-from the noised mean, after the round was charged, so the decision costs no
-privacy. Losses are not used, because clients' losses are exact and private. An
-undone round stays charged. The next one has a new noise key and, if cohorts are
-drawn at random, another cohort (`training_loop`).
+A federated round has diverged if the norm of the aggregated update or of the
+new weights is not finite. Under DP both norms are computed from the noised mean
+after the round was charged, so the decision costs no privacy. Losses are not
+used: under DP they are exact and private. An undone round stays charged; the
+next one has a new noise key and, if cohorts are drawn at random, another cohort
+(`training_loop`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
+import errno
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -25,16 +28,28 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import rounding
+from tff_asr.execution import client_round
 from tff_asr.models import weights as weights_lib
 
 ACTIONS = ('stop', 'roll_back')
-# After so many in a row, the rounds before were probably no good either.
+# If so many in a row do not help, the state before them was already bad.
 _MAX_ROLL_BACKS = 3
 _NORMS = ('update_norm', 'weights_norm')
+_SHORTAGES = {
+    errno.ENOMEM: (
+        'out of memory',
+        'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
+        'or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)',
+    ),
+    errno.ENOSPC: ('the disk is full', 'make room on it'),
+    errno.EDQUOT: ('the disk quota is used up', 'make room'),
+    errno.EMFILE: ('too many open files', 'raise the limit (`ulimit -n`)'),
+    errno.ENFILE: ('too many open files on this machine', 'close some'),
+}
 
 
 class TooManyFailuresError(ValueError):
-  """More of a round's clients failed than the run may do without."""
+  """More of a round's clients failed than the settings allow."""
 
 
 class DivergedError(ValueError):
@@ -43,7 +58,7 @@ class DivergedError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FaultSettings:
-  """Answers of a federated run to faults.
+  """What a federated run does about faults.
 
   Attributes:
     max_failed_share: Share of a round's clients that may fail, including those
@@ -56,8 +71,8 @@ class FaultSettings:
   max_failed_share: Optional[float] = None
   on_divergence: str = 'stop'
 
-  def check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
+  def validate(self) -> None:
+    """Raises ValueError that lists everything wrong with the settings."""
     share = self.max_failed_share
     with checks.collect_errors() as collect:
       with collect:
@@ -78,30 +93,30 @@ class FaultSettings:
     """Counts the clients that a round left out; logs them without names.
 
     Args:
-      context: Ran the round.
+      context: The context that ran the round.
       metrics: Metrics of the client work.
-      cohort_size: Clients that came.
+      cohort_size: Number of clients in the cohort.
       round_num: The round, for messages.
-      shows_exact: Whether failures are logged; counts and causes are private.
+      shows_exact: Whether to log failures; counts and causes are private.
 
     Returns:
       How many failed, without those whose update was not finite.
 
     Raises:
-      TooManyFailuresError: More failed than may.
+      TooManyFailuresError: More failed than `max_failed_share`.
     """
-    # The native context lists no failures: a failed client ends its round.
+    # TFF's native context lists no failures: a failed client ends the round.
     failures = getattr(context, 'last_failures', {})
     non_finite = int(metrics['num_non_finite'])
     failed = len(failures) + non_finite
     if not failed:
       return 0
     share = self.max_failed_share
-    is_too_much = (
+    is_too_many = (
         share is not None and failed > rounding.whole(share * cohort_size)
     )
     if not shows_exact:
-      if is_too_much:
+      if is_too_many:
         raise too_many(round_num)
       return len(failures)
     reasons = []
@@ -113,7 +128,7 @@ class FaultSettings:
         f'{failed} of {cohort_size} clients of round {round_num} failed '
         f'({"; ".join(reasons)})'
     )
-    if is_too_much:
+    if is_too_many:
       raise TooManyFailuresError(
           f'{text}, more than MAX_FAILED_SHARE = {share:g} allows: mend the '
           'data or lower CLIENT_LEARNING_RATE, or raise it.'
@@ -121,22 +136,25 @@ class FaultSettings:
     logging.warning('%s and were left out.', text)
     return len(failures)
 
-  def after_round(
-      self, record: 'RollBacks', metrics: Mapping[str, Any], *, round_num: int
+  def check_divergence(
+      self,
+      roll_backs: 'RollBacks',
+      metrics: Mapping[str, Any],
+      *,
+      round_num: int,
   ) -> tuple['RollBacks', bool]:
-    """Decides about a round.
+    """Decides whether a round is kept or undone.
 
     Args:
-      record: Record of the rounds before.
-      metrics: The finalizer's, of this round.
+      roll_backs: Rounds undone before.
+      metrics: The finalizer's metrics of this round.
       round_num: Its number, for messages.
 
     Returns:
-      The record after the round; and whether the round is good. If not, it is
-      to be undone.
+      Rounds undone so far; and whether to keep this round.
 
     Raises:
-      DivergedError: The run is to end.
+      DivergedError: The run ends.
     """
     norms = {name: float(metrics[name]) for name in _NORMS}
     problems = [
@@ -145,12 +163,13 @@ class FaultSettings:
         if not math.isfinite(norm)
     ]
     if not problems:
-      return record._replace(in_a_row=0), True
-    if self.on_divergence == 'roll_back' and record.in_a_row < _MAX_ROLL_BACKS:
-      return RollBacks(record.in_a_row + 1, record.in_all + 1), False
+      return roll_backs._replace(in_a_row=0), True
+    in_a_row = roll_backs.in_a_row
+    if self.on_divergence == 'roll_back' and in_a_row < _MAX_ROLL_BACKS:
+      return RollBacks(in_a_row + 1, roll_backs.in_all + 1), False
     remedy = ", or set ON_DIVERGENCE = 'roll_back'."
-    if record.in_a_row:
-      remedy = f' ({record.in_a_row} roll-backs in a row did not help).'
+    if in_a_row:
+      remedy = f' ({in_a_row} roll-backs in a row did not help).'
     raise DivergedError(
         f'round {round_num} diverged: {problems[0]}. The state of the round '
         'before it is kept; lower SERVER_LEARNING_RATE or CLIENT_LEARNING_RATE '
@@ -159,7 +178,7 @@ class FaultSettings:
 
 
 def too_many(round_num: int) -> TooManyFailuresError:
-  """Returns the error that ends a run without telling what failed."""
+  """Returns the error that ends a run without private details."""
   return TooManyFailuresError(
       f'more clients of round {round_num} failed than MAX_FAILED_SHARE allows. '
       'How many and why is private: EXACT_METRICS = True shows it, and the '
@@ -168,11 +187,11 @@ def too_many(round_num: int) -> TooManyFailuresError:
 
 
 class RollBacks(NamedTuple):
-  """Rounds that a run has undone.
+  """Counts of the rounds that a run has undone.
 
   Attributes:
     in_a_row: Since the last good round.
-    in_all: Number of them in the whole run.
+    in_all: In the whole run.
   """
 
   in_a_row: int = 0
@@ -180,14 +199,14 @@ class RollBacks(NamedTuple):
 
 
 def check_step(
-    weights: weights_lib.Weights, *, loss: Optional[float] = None, number: int
+    weights: weights_lib.Weights, *, loss: Optional[float] = None, step_num: int
 ) -> None:
-  """Checks that a step left a model that further steps can mend.
+  """Checks that the model is finite after a step.
 
   Args:
-    weights: After the step.
+    weights: Weights after the step.
     loss: Loss of the step's batch; None: it is private.
-    number: Number of the step, for the message.
+    step_num: Number of the step, for the message.
 
   Raises:
     DivergedError: A weight or the loss is not finite.
@@ -200,7 +219,37 @@ def check_step(
   else:
     return
   raise DivergedError(
-      f'{problem} at step {number}: training diverged. What was saved before '
+      f'{problem} at step {step_num}: training diverged. What was saved before '
       'is kept; lower the learning rate (or max_grad_norm, or the noise), with '
       'another output_dir.'
   )
+
+
+@contextlib.contextmanager
+def explained_shortage(*, shows_details: bool = True) -> Iterator[None]:
+  """Says what to change if memory, disk or open files do not suffice.
+
+  Args:
+    shows_details: Whether the message may quote the cause, such as the shape of
+      a private batch.
+
+  Raises:
+    OSError: TensorFlow or Python had too little of it, here or at a client.
+  """
+  try:
+    yield
+  except Exception as error:
+    cause = error
+    while cause is not None and client_round.shortage(cause) is None:
+      cause = cause.__cause__
+    # An OSError itself says what to change.
+    if cause is None or isinstance(error, OSError):
+      raise
+    number = client_round.shortage(cause)
+    problem, advice = _SHORTAGES[number]
+    details = ''
+    if shows_details:
+      details = ' '.join(str(cause).split('\n')[0].split())[:200]
+    raise OSError(
+        number, f'{problem} ({details or type(cause).__name__}): {advice}.'
+    ) from error

@@ -2,20 +2,22 @@
 
 `fed_avg.build` makes the process, one of `cohorts`' builders draws each round's
 clients, and `training_loop.run` runs and charges the rounds. Clients that fail
-are left out and counted. A round that spoils the model ends the run or is
-undone (`faults`).
+are left out and counted. A round after which the model is not finite ends the
+run or is undone (`faults`).
 
-The names of metrics say what is private. A metric computed from clients without
+Names of metrics say what is private. A metric computed from clients without
 noise begins with `not_private/`: the privacy statement does not cover it, and
 where an epsilon is claimed it is neither shown nor written unless
 `exact_metrics` is set. All other metrics come from settings, noised sums,
-released models and the ledger, and may be shown with the model. docs/metrics.md
-lists them.
+released models and the ledger, and may be published with the model.
+docs/metrics.md lists them.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import math
+import os
 import re
 from typing import Any, Optional
 
@@ -27,6 +29,7 @@ from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
@@ -37,10 +40,19 @@ from tff_asr.storage import run_dir
 # Names of the learning process's exact metrics.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 
+# Takes a round and its number.
+Observer = Callable[
+    [private_rounds.RoundResult[list[str], cohorts.CohortState], int], None
+]
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class FederatedTraining(training_loop.TrainingRun):
-  """Federated rounds on private clients; the unit of privacy is a client.
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FederatedTraining(
+    training_loop.TrainingRun[
+        list[str], cohorts.CohortState, faults_lib.RollBacks
+    ]
+):
+  """Federated rounds on private clients; the privacy unit is a client.
 
   Attributes:
     learning_process: Process that `fed_avg.build` built on `client_data`.
@@ -48,7 +60,6 @@ class FederatedTraining(training_loop.TrainingRun):
       the sampler's key.
     context: Runs the rounds; see `tff_asr.execution`.
     num_rounds: Rounds of the whole run.
-    privacy: Budget and keys.
     faults: What to do about clients that fail and models that diverge.
     scores_run: Folder of the run whose scores chose layers to freeze, if any;
       its ledger is inherited.
@@ -59,104 +70,111 @@ class FederatedTraining(training_loop.TrainingRun):
   build_cohorts: Callable[..., cohorts.CohortSource]
   context: tff.framework.AsyncContext
   num_rounds: int
-  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
   scores_run: Optional[str] = None
-  observer: Optional[Callable[[private_rounds.Done, int], None]] = (
-      dataclasses.field(default=None, init=False, repr=False)
-  )
+  observer: Optional[Observer] = None
 
-  NAME = 'federated'
-  UNIT = 'round'
-  PRIVACY_UNIT = 'speaker'
+  name = 'federated'
+  step_name = 'round'
+  privacy_unit = 'speaker'
 
-  def __post_init__(self):
+  def validate(self) -> None:
     with checks.collect_errors() as collect:
       with collect:
         checks.positive_int(num_rounds=self.num_rounds)
       with collect:
         self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
       with collect:
-        self.faults.check()
+        self.faults.validate()
       with collect:
-        self.check()
-    self.process = self.learning_process
-    self._source = self.build_cohorts(
+        super().validate()
+
+  @functools.cached_property
+  def _cohorts(self) -> cohorts.CohortSource:
+    return self.build_cohorts(
         self.client_data.client_ids,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
     )
-    self.sampling = self._source.sampling
 
   @property
-  def total(self) -> int:
+  def total_rounds(self) -> int:
     return self.num_rounds
 
-  async def initialize(self) -> process_lib.State:
-    # Calls of TFF computations are awaited from here on. Not within
+  @property
+  def sampling(self) -> accounting.Sampling:
+    return self._cohorts.sampling
+
+  @property
+  def parent_runs(self) -> dict[str, str]:
+    runs = super().parent_runs
+    known = map(os.path.realpath, runs.values())
+    if self.scores_run and os.path.realpath(self.scores_run) not in known:
+      runs['the layer scores (SCORES_RUN)'] = self.scores_run
+    return runs
+
+  async def init_process_state(self) -> process_lib.State:
+    # Calls of TFF computations return awaitables from here on. Not within
     # `tff.program.NativeFederatedContext`: it takes no structures of clients.
     tff.framework.set_default_context(self.context)
-    state = await super().initialize()
-    self._traffic = fed_avg.traffic(state)
-    return state
+    return await self.learning_process.initialize()
 
-  def initial_draw(self) -> cohorts.CohortState:
-    return self._source.iterator().state
+  def init_data_position(self) -> cohorts.CohortState:
+    return self._cohorts.iterator().state
 
-  def draw(
-      self, source_state: cohorts.CohortState
-  ) -> tuple[list[str], cohorts.CohortState]:
-    iterator = self._source.iterator(source_state)
-    return iterator.select(), iterator.state
-
-  async def initial_process_state(self) -> process_lib.State:
-    return await self.process.initialize()
-
-  async def next(
-      self, process_state: process_lib.State, drawn: list[str]
-  ) -> tff.learning.templates.LearningProcessOutput:
-    return await self.process.next(
-        process_state,
-        client_data_lib.client_arguments(self.client_data, drawn),
-    )
-
-  def initial_record(
-      self, unused_weights: weights_lib.Weights
+  def init_loop_state(
+      self, weights: weights_lib.Weights
   ) -> faults_lib.RollBacks:
+    del weights
     return faults_lib.RollBacks()
 
-  def judge(
+  def sample(
+      self, data_position: cohorts.CohortState
+  ) -> tuple[list[str], cohorts.CohortState]:
+    """Draws a round's cohort of client ids."""
+    iterator = self._cohorts.iterator(data_position)
+    return iterator.select(), iterator.state
+
+  async def step(
+      self, state: process_lib.State, batch: list[str]
+  ) -> process_lib.Output:
+    return await self.learning_process.next(
+        state, client_data_lib.client_arguments(self.client_data, batch)
+    )
+
+  def process_round(
       self,
-      record: faults_lib.RollBacks,
-      done: private_rounds.Done,
+      loop_state: faults_lib.RollBacks,
+      result: private_rounds.RoundResult[list[str], cohorts.CohortState],
       *,
-      number: int,
+      round_num: int,
+      shows_exact: bool,
   ) -> tuple[faults_lib.RollBacks, Optional[dict[str, float]]]:
     if self.observer is not None:
-      self.observer(done, number)
-    found = done.output.metrics
-    metrics = flatten(found, traffic=self._traffic)
-    exact = training_loop.EXACT
+      self.observer(result, round_num)
+    measured = result.output.metrics
+    metrics = flatten(measured, traffic=fed_avg.traffic(result.output.state))
+    exact = training_loop.EXACT_PREFIX
     metrics[f'{exact}num_failed'] = self.faults.count_failed(
         self.context,
-        found['client_work'],
-        cohort_size=len(done.drawn),
-        round_num=number,
-        shows_exact=self.shows_exact,
+        measured['client_work'],
+        cohort_size=len(result.batch),
+        round_num=round_num,
+        shows_exact=shows_exact,
     )
-    # Also of how few clients came, if there were more workers.
+    # Exact: with more workers than clients it tells how many clients came.
     if store_bytes := getattr(self.context, 'last_store_bytes', 0):
       metrics[f'{exact}store_bytes'] = store_bytes
-    record, is_good = self.faults.after_round(
-        record, found['finalizer'], round_num=number
+    roll_backs, is_good = self.faults.check_divergence(
+        loop_state, measured['finalizer'], round_num=round_num
     )
-    metrics['num_roll_backs'] = record.in_all
-    return record, metrics if is_good else None
+    metrics['num_roll_backs'] = roll_backs.in_all
+    return roll_backs, metrics if is_good else None
 
-  def finish(
+  def export(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     return state.process.global_model_weights, {
-        'bytes_per_client_and_round': self._traffic._asdict(),
+        'bytes_per_client_and_round': fed_avg.traffic(state.process)._asdict(),
         'frozen': process_lib.frozen_layers(state.process),
         'cohort_size': self.sampling.cohort_size,
         'population': self.sampling.population,
@@ -166,7 +184,7 @@ class FederatedTraining(training_loop.TrainingRun):
 def flatten(
     metrics: Mapping[str, Any], *, traffic: fed_avg.Traffic
 ) -> dict[str, float]:
-  """Flattens a round's metrics, and adds the averages that people read.
+  """Flattens a round's metrics, and turns sums over clients into means.
 
   Args:
     metrics: Metrics of a process made by `fed_avg.build`.
@@ -192,8 +210,7 @@ def flatten(
   ):
     total = exact.pop(total)
     exact[mean] = total / count if count else math.nan
-  exact['bytes_down'] = traffic.down * exact['num_clients']
-  exact['bytes_up'] = traffic.up * exact['num_clients']
-  return released | {
-      f'{training_loop.EXACT}{name}': value for name, value in exact.items()
-  }
+  exact['download_bytes'] = traffic.download_bytes * exact['num_clients']
+  exact['upload_bytes'] = traffic.upload_bytes * exact['num_clients']
+  prefix = training_loop.EXACT_PREFIX
+  return released | {f'{prefix}{name}': exact[name] for name in exact}

@@ -9,6 +9,7 @@ sampling.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -24,9 +25,11 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
+from tff_asr.learning import process as process_lib
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.programs import faults
@@ -38,10 +41,15 @@ from tff_asr.programs import warm_start
 # Public examples whose gradients are measured at the end.
 _NUM_MEASURED = 256
 
+# Sum of squared gradient norms by layer, of public runs; else empty.
+LayerSquares = dict[str, np.float64]
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class Pretraining(training_loop.TrainingRun):
-  """Steps on masked prediction; the unit of privacy is an utterance.
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Pretraining(
+    training_loop.TrainingRun[list[int], cohorts.CohortState, LayerSquares]
+):
+  """Steps on masked prediction; the privacy unit is an utterance.
 
   Attributes:
     optimizer: Any TFF optimizer.
@@ -53,10 +61,9 @@ class Pretraining(training_loop.TrainingRun):
       clips and noises gradients by example; None: the data are public.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
     gradients: As in `dp_sgd.DpSgd`.
-    measured_clips: Values of C. At its end a public run says how much of the
-      gradients by example they would clip.
-    freeze: Which layers to leave as they are, by the scores of init_from_run.
-    privacy: Budget and keys.
+    measured_clips: Values of C. At its end a public run reports which share of
+      the gradients by example each would clip.
+    freeze: Which layers to freeze, by the scores of init_from_run.
     jit_compile: Whether XLA compiles gradients by example (`dp_sgd`), which
       needs length buckets.
   """
@@ -70,14 +77,13 @@ class Pretraining(training_loop.TrainingRun):
   gradients: str = 'by_example'
   measured_clips: Sequence[float] = ()
   freeze: Optional[layer_freeze.LayerFreeze] = None
-  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   jit_compile: bool = False
 
-  NAME = 'pre-training'
-  UNIT = 'step'
-  PRIVACY_UNIT = 'example'
+  name = 'pre-training'
+  step_name = 'step'
+  privacy_unit = 'example'
 
-  def __post_init__(self):
+  def validate(self) -> None:
     with checks.collect_errors() as collect:
       with collect:
         checks.positive_int(
@@ -103,26 +109,7 @@ class Pretraining(training_loop.TrainingRun):
       with collect:
         self._choose_frozen()
       with collect:
-        self.check()
-    key = keys.from_seed(self.seed)
-    if self.build_query is not None:
-      key = keys.draw_or_fix(self.privacy.sampler_seed)
-    self._examples = self._build_examples(key)
-    if self.build_query is not None:
-      self.sampling = self._examples.sampling
-    self._frozen = self._choose_frozen()
-    self.process = dp_sgd.DpSgd(
-        model=self.model,
-        optimizer=self.optimizer,
-        batch_size=self.batch_size,
-        seed=self.seed,
-        build_query=self.build_query,
-        frozen=self._frozen,
-        devices=devices_lib.find(self.devices),
-        gradients=self.gradients,
-        buckets=self.pipeline.buckets,
-        jit_compile=self.jit_compile,
-    )
+        super().validate()
 
   def _check_target(self) -> None:
     """Raises ValueError for a budget of a run that charges nothing."""
@@ -163,7 +150,7 @@ class Pretraining(training_loop.TrainingRun):
     )
 
   def _choose_frozen(self) -> list[str]:
-    """Names of the layers that stay as they are, sorted."""
+    """Names of the layers to freeze, sorted."""
     if self.freeze is None:
       return []
     if self.init_from_run is None:
@@ -174,84 +161,118 @@ class Pretraining(training_loop.TrainingRun):
     scores = warm_start.read_scores(self.init_from_run, specs=self.model.specs)
     return self.freeze.choose(scores, self.model.specs)
 
+  @functools.cached_property
+  def _examples(self) -> examples_lib.Examples:
+    key = keys.from_seed(self.seed)
+    if self.build_query is not None:
+      key = keys.draw_or_fix(self.privacy.sampler_seed)
+    return self._build_examples(key)
+
+  @functools.cached_property
+  def process(self) -> dp_sgd.DpSgd:
+    return dp_sgd.DpSgd(
+        model=self.model,
+        optimizer=self.optimizer,
+        batch_size=self.batch_size,
+        seed=self.seed,
+        build_query=self.build_query,
+        frozen=self._choose_frozen(),
+        devices=devices_lib.find(self.devices),
+        gradients=self.gradients,
+        buckets=self.pipeline.buckets,
+        jit_compile=self.jit_compile,
+    )
+
   @property
-  def total(self) -> int:
+  def total_rounds(self) -> int:
     return self.num_steps
+
+  @property
+  def sampling(self) -> Optional[accounting.Sampling]:
+    return None if self.build_query is None else self._examples.sampling
 
   @property
   def tokens(self) -> str:
     return ''
 
-  def initial_draw(self) -> cohorts.CohortState:
+  async def init_process_state(self) -> process_lib.State:
+    return self.process.initialize()
+
+  def init_data_position(self) -> cohorts.CohortState:
     return self._examples.initial_state()
 
-  def draw(
-      self, source_state: cohorts.CohortState
-  ) -> tuple[list[int], cohorts.CohortState]:
-    return self._examples.draw(source_state)
-
-  async def next(self, process_state: Any, drawn: list[int]) -> Any:
-    return self.process.next(process_state, self._examples.batches(drawn))
-
-  def initial_record(
-      self, weights: weights_lib.Weights
-  ) -> dict[str, np.float64]:
-    """Squared gradient norms by layer so far; of public runs."""
+  def init_loop_state(self, weights: weights_lib.Weights) -> LayerSquares:
     if self.build_query is not None:
       return {}
     return {name: np.float64(0) for name in weights}
 
-  def judge(
+  def sample(
+      self, data_position: cohorts.CohortState
+  ) -> tuple[list[int], cohorts.CohortState]:
+    """Draws the numbers of a step's examples."""
+    return self._examples.draw(data_position)
+
+  async def step(
+      self, state: process_lib.State, batch: list[int]
+  ) -> process_lib.Output:
+    return self.process.next(state, self._examples.batches(batch))
+
+  def process_round(
       self,
-      record: dict[str, np.float64],
-      done: private_rounds.Done,
+      loop_state: LayerSquares,
+      result: private_rounds.RoundResult[list[int], cohorts.CohortState],
       *,
-      number: int,
-  ) -> tuple[dict[str, np.float64], dict[str, float]]:
-    found = done.output.metrics
-    count = float(found['num_examples'])
-    mean = lambda name: float(found[name]) / count if count else math.nan
+      round_num: int,
+      shows_exact: bool,
+  ) -> tuple[LayerSquares, dict[str, float]]:
+    del shows_exact  # No message has exact numbers.
+    measured = result.output.metrics
+    count = float(measured['num_examples'])
+    mean = lambda name: float(measured[name]) / count if count else math.nan
     loss = mean('loss_sum')
-    # A private step is judged by its weights alone. They come from the noised
-    # sum, which is charged by now; losses are exact and private.
+    # Only the weights of a private step are checked: they come from the noised
+    # sum, which is charged by now, while its loss is exact and private.
     faults.check_step(
-        done.output.state.global_model_weights,
+        result.output.state.global_model_weights,
         loss=loss if self.build_query is None and count else None,
-        number=number,
+        step_num=round_num,
     )
-    record = {
-        name: np.float64(before + np.float64(found['layer_squares'][name]))
-        for name, before in record.items()
+    loop_state = {
+        name: np.float64(before + np.float64(measured['layer_squares'][name]))
+        for name, before in loop_state.items()
     }
     exact = {
         'train_loss': loss,
         'gradient_norm': mean('gradient_norm_sum'),
         'num_examples': count,
-        'num_left_out': len(done.drawn) - count,
+        'num_left_out': len(result.batch) - count,
     }
-    return record, {
-        f'{training_loop.EXACT}{name}': value for name, value in exact.items()
-    }
+    prefix = training_loop.EXACT_PREFIX
+    return loop_state, {f'{prefix}{name}': exact[name] for name in exact}
 
-  def finish(
+  def export(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
+    weights = state.process.global_model_weights
     if self.build_query is None:
-      squares = {name: float(value) for name, value in state.record.items()}
+      squares = {
+          name: float(value) for name, value in state.loop_state.items()
+      }
       warm_start.write_scores(self.output_dir, squares, specs=self.model.specs)
       if self.measured_clips:
-        self._measure(state.process.global_model_weights)
-    return state.process.global_model_weights, {
+        self._measure(weights)
+    frozen = process_lib.frozen_layers(state.process)
+    return weights, {
         'batch_size': self.batch_size,
         'population': self._examples.sampling.population,
-        'frozen': self._frozen,
+        'frozen': frozen,
         'trained_parameters': weights_lib.count(
-            weights_lib.without(self._frozen, self.model.specs)
+            weights_lib.without(frozen, self.model.specs)
         ),
     }
 
   def _measure(self, weights: weights_lib.Weights) -> None:
-    """Writes norms of public gradients, and prints what clips clip of them."""
+    """Writes norms of public gradients; prints the shares that are clipped."""
     population = self._examples.sampling.population
     count = min(_NUM_MEASURED, population)
     numbers = np.arange(count) * population // count
@@ -267,11 +288,11 @@ class Pretraining(training_loop.TrainingRun):
         specs=self.model.specs,
         clips=self.measured_clips,
     ):
-      print(f'{self.NAME}: {line}')
+      print(f'{self.name}: {line}')
 
 
 class MaskedEvaluation(NamedTuple):
-  """Figures of the masked frames of a data set.
+  """Metrics of the masked frames of a data set.
 
   Attributes:
     loss: Mean over utterances of their mean cross-entropy, in nats.
@@ -291,7 +312,7 @@ class MaskedEvaluation(NamedTuple):
   prediction_perplexity: float
 
   def metrics(self) -> dict[str, float]:
-    """Returns the figures that a training run releases, by name."""
+    """Returns the metrics that a training run releases, by name."""
     return self._asdict()
 
 

@@ -1,20 +1,19 @@
-"""Rounds under a privacy ledger: keys, charging and a budget.
+"""Rounds under a privacy ledger: keys, charges and a budget.
 
 A round's noise key is derived from the run's noise key and the round's
-identity: a digest of everything that decides its noisy sum (both keys,
+identity: a digest of everything that decides its noisy sum (both keys, the
 counters, the server state that clients get, the cohort's draw and the
-configuration). So the same noise comes back only for the identical round, as
-after a crash. A repeated round may still come out differently (other data or
-code, or another machine's rounding). The ledger notices that by the released
-bits; the round is then repeated under a new key and charged in addition.
+configuration). So only the identical round, as after a crash, gets the same
+noise again. Other data, code or hardware may still change a repeated round's
+sum. The ledger detects this by the released bits; the round is then repeated
+under a new key and charged again.
 
-Identities are public, so both keys of the run change with each charged round,
-by a function that cannot be turned back: a later key tells no earlier round.
-`run_state` says where keys are kept.
+Identities are public. Therefore both keys of the run change after each charged
+round by a one-way function: a later key reveals no earlier round. `run_state`
+describes where keys are kept.
 
-A new noise key also changes the sampler's key.
-Each round is charged as a draw of its own; two sums over one draw of clients
-would tell more than two such rounds.
+Each round is charged as a draw of its own: two sums over the same cohort would
+reveal more than two such rounds.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, Generic, NamedTuple, Optional, TypeVar
 
 from absl import logging
 import dp_accounting
@@ -33,6 +32,7 @@ import tree
 from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
+from tff_asr.learning import process as process_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import distributed
@@ -44,8 +44,13 @@ from tff_asr.privacy import strategies
 from tff_asr.storage import run_dir
 
 
+Cohort = TypeVar('Cohort', list[str], list[int])
+Batch = TypeVar('Batch')
+Position = TypeVar('Position')
+
+
 class NoiseState(NamedTuple):
-  """The part of a run's noise that is saved.
+  """Noise key of a run, saved apart from its state (`run_state`).
 
   Attributes:
     key: The run's 256-bit noise key, int32 [8]. Secret.
@@ -61,15 +66,15 @@ class PrivacySettings:
   """Budget and keys of a private run.
 
   Attributes:
-    delta: Delta of epsilon; None: 1 / (10 * population), of the largest one
-      that the ledger charges. Nothing is private at 1 / population or above.
+    delta: Delta of epsilon, below 1 / population. None: 1 / (10 population),
+      for the largest population that the ledger charges.
     target_epsilon: The run ends before the round after which the ledger's
-      epsilon (RDP) would exceed this; None: no such end. Needs a delta.
+      epsilon (RDP) would exceed this; None: no target. Needs a delta.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
-    exact_metrics: Whether metrics without noise are shown and written, and the
-      causes of clients' failures, although an epsilon is claimed: no statement
-      covers them. They always are where none is claimed.
+    exact_metrics: Whether to show and write metrics without noise and the
+      causes of clients' failures although an epsilon is claimed, which does
+      not cover them. Without such a claim they are always shown.
   """
 
   delta: Optional[float] = None
@@ -78,8 +83,8 @@ class PrivacySettings:
   sampler_seed: Optional[int] = None
   exact_metrics: bool = False
 
-  def check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
+  def validate(self) -> None:
+    """Raises ValueError that lists everything wrong with the settings."""
     seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
     with checks.collect_errors() as collect:
       with collect:
@@ -128,20 +133,20 @@ class PrivacySettings:
     ]
 
 
-class Done(NamedTuple):
+class RoundResult(NamedTuple, Generic[Batch, Position]):
   """A round that was run, and charged if it is private.
 
   Attributes:
     output: What the learning process's `next` returned, materialized; without
-      the round's key.
-    drawn: What the round trained on: the clients' ids (federated), the numbers
-      of the examples (pre-training) or one batch (central).
-    after: State of the draws after this one.
+      the round's noise key.
+    batch: What the round trained on: the clients' ids (federated), numbers of
+      examples (pre-training) or one batch a loader (central).
+    next_position: Data position of the next round.
   """
 
-  output: Any
-  drawn: Any
-  after: Any
+  output: process_lib.Output
+  batch: Batch
+  next_position: Position
 
 
 class PrivateRoundRunner:
@@ -160,11 +165,11 @@ class PrivateRoundRunner:
       configuration: str,
       settings: PrivacySettings,
   ):
-    """Takes over a ledger.
+    """Creates a runner.
 
     Args:
       ledger: The run's ledger, opened at the saved state.
-      noise: The noise state to go on from.
+      noise: The noise state to continue from.
       sampling: How cohorts are drawn.
       configuration: Digest of the configuration.
       settings: Budget and keys.
@@ -183,20 +188,22 @@ class PrivateRoundRunner:
     """The ledger's head after the rounds so far."""
     return self._ledger.head
 
-  def fits_budget(self, state: Any, cohort_state: Any) -> bool:
-    """True if the next round stays within the target epsilon."""
+  def fits_budget(
+      self, state: process_lib.State, cohort_state: cohorts.CohortState
+  ) -> bool:
+    """Whether the next round stays within the target epsilon."""
     if self._settings.target_epsilon is None:
       return True
     charged = self._ledger.contents.rounds
+    # A repeated round is in the ledger already and is not charged again.
     if not self._ledger.holds(self._identity(state, cohort_state)):
       charged = self._ledger.charges.after(
           [int(cohort_state.round_num)], _cost(state, self._sampling)
       )
-    spent = _epsilon(charged, self._delta)
-    return spent <= self._settings.target_epsilon
+    return _epsilon(charged, self._delta) <= self._settings.target_epsilon
 
-  def claims_epsilon(self, state: Any) -> bool:
-    """True if a finite epsilon holds for the next round and those before."""
+  def claims_epsilon(self, state: process_lib.State) -> bool:
+    """Whether a finite epsilon holds for the next round and those before."""
     charged = self._ledger.charges.after([0], _cost(state, self._sampling))
     return not self._ledger.contents.invalidations and all(
         group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
@@ -205,80 +212,97 @@ class PrivateRoundRunner:
 
   async def run(
       self,
-      next_fn: Callable[..., Awaitable[Any]],
-      state: Any,
+      step: Callable[
+          [process_lib.State, Cohort], Awaitable[process_lib.Output]
+      ],
+      state: process_lib.State,
+      cohort: Cohort,
       *,
-      draw: Callable[[cohorts.CohortState], tuple[Any, cohorts.CohortState]],
       cohort_state: cohorts.CohortState,
-  ) -> Done:
-    """Runs a round and charges it.
+      next_cohort_state: cohorts.CohortState,
+  ) -> RoundResult[Cohort, cohorts.CohortState]:
+    """Runs a round on a cohort and charges it.
 
     When this returns, the round is in the ledger on disk, and the keys that it
-    was drawn by are gone, from this runner and from the states.
+    was drawn by are gone from this runner and from the states.
 
     Args:
-      next_fn: The learning process's `next`.
+      step: Takes the learning process's state and the cohort.
       state: The learning process's state.
-      draw: Takes a state of cohorts; returns the clients (or examples) of the
-        next one, and the state after it.
-      cohort_state: The state to draw from.
+      cohort: The clients (or examples) drawn from `cohort_state`.
+      cohort_state: State of the sampler before this draw.
+      next_cohort_state: State of the sampler after it.
 
     Raises:
-      ValueError: The cohort names a client twice.
-      BudgetError: The round had to be repeated under a new key, and charging
-        it again would exceed the target epsilon.
+      ValueError: A client appears twice in the cohort.
+      ledger.NoiseReuseError: The same round was charged before with another
+        sum. Call `restart`, and run the round that it leads to.
     """
-    while True:
-      drawn, after = draw(cohort_state)
-      if len(set(drawn)) != len(drawn):
-        raise ValueError(
-            'a cohort names a client twice: it would count twice in the sum '
-            'and pay for once.'
-        )
-      identity = self._identity(state, cohort_state)
-      keyed = fed_avg.set_noise_key(
-          state, keys.derive(self.noise.key, purpose=identity)
+    if len(set(cohort)) != len(cohort):
+      raise ValueError(
+          'a client appears twice in the cohort: it would contribute twice and '
+          'be charged once.'
       )
-      output = await next_fn(keyed, drawn)
-      cost = _cost(output.state, self._sampling)
-      try:
-        self._ledger.append(ledger_lib.Round(
-            round_num=int(cohort_state.round_num),
-            sampling=cost.sampling,
-            noise_multipliers=(cost.noise_multiplier,),
-            sampler_epsilon=cost.sampler_epsilon,
-            strategy=cost.strategy,
-            secure_sum=cost.secure_sum,
-            configuration=self._configuration,
-            identity=identity,
-            result=self._result(output),
-        ))
-        self.noise = self.noise._replace(key=_next_key(self.noise.key))
-        state = with_query_state(
-            output.state, noise_key=np.zeros_like(self.noise.key)
-        )
-        return Done(
-            output._replace(state=state),
-            drawn,
-            after._replace(key=_next_key(after.key)),
-        )
-      except ledger_lib.NoiseReuseError as error:
-        logging.warning('%s It is repeated under one and charged again.', error)
-        self._renew_key()
-        cohort_state = cohort_state._replace(
-            key=keys.derive(self.noise.key, purpose='cohorts')
-        )
-        if self._sampling.min_sep is not None:
-          # Another mechanism: it shares no noise and no draw with this one.
-          cohort_state = cohort_state._replace(round_num=np.int64(0))
-          state = without_noise(state)
-        if not self.fits_budget(state, cohort_state):
-          raise BudgetError(
-              'A round came out differently when it was repeated, and to '
-              'charge it again would exceed TARGET_EPSILON = '
-              f'{self._settings.target_epsilon}: raise it, or end with the '
-              'states that are saved.'
-          ) from None
+    identity = self._identity(state, cohort_state)
+    keyed = fed_avg.set_noise_key(
+        state, keys.derive(self.noise.key, purpose=identity)
+    )
+    output = await step(keyed, cohort)
+    cost = _cost(output.state, self._sampling)
+    # On disk before anything can see the new model.
+    self._ledger.append(ledger_lib.Round(
+        round_num=int(cohort_state.round_num),
+        sampling=cost.sampling,
+        noise_multipliers=(cost.noise_multiplier,),
+        sampler_epsilon=cost.sampler_epsilon,
+        strategy=cost.strategy,
+        secure_sum=cost.secure_sum,
+        configuration=self._configuration,
+        identity=identity,
+        result=self._result(output),
+    ))
+    self.noise = self.noise._replace(key=_next_key(self.noise.key))
+    keyless = with_query_state(
+        output.state, noise_key=np.zeros_like(self.noise.key)
+    )
+    return RoundResult(
+        output._replace(state=keyless),
+        cohort,
+        next_cohort_state._replace(key=_next_key(next_cohort_state.key)),
+    )
+
+  def restart(
+      self, state: process_lib.State, cohort_state: cohorts.CohortState
+  ) -> tuple[process_lib.State, cohorts.CohortState]:
+    """Renews both keys, after `run` raised NoiseReuseError.
+
+    Args:
+      state: The learning process's state before the round.
+      cohort_state: State of the sampler before the round.
+
+    Returns:
+      Both states, from which another cohort is drawn and charged in addition.
+
+    Raises:
+      BudgetError: The additional charge would exceed the target epsilon.
+    """
+    self._renew_key()
+    # Another cohort: amplification by sampling holds for one sum a draw.
+    cohort_state = cohort_state._replace(
+        key=keys.derive(self.noise.key, purpose='cohorts')
+    )
+    if self._sampling.min_sep is not None:
+      # Start another mechanism: it shares no noise and no draw with this one.
+      cohort_state = cohort_state._replace(round_num=np.int64(0))
+      state = without_noise(state)
+    if not self.fits_budget(state, cohort_state):
+      raise BudgetError(
+          'A round came out differently when it was repeated, and charging it '
+          'again would exceed TARGET_EPSILON = '
+          f'{self._settings.target_epsilon}: raise it, or keep the states that '
+          'are saved.'
+      )
+    return state, cohort_state
 
   def epsilon(self) -> float:
     """Epsilon by RDP of all charged rounds; infinite if it is void."""
@@ -298,7 +322,7 @@ class PrivateRoundRunner:
     )
 
   def _renew_key(self) -> None:
-    """Replaces the noise key by a new draw, or derives it if it is fixed."""
+    """Draws a new noise key, or derives one if a seed fixes the key."""
     key = (
         keys.derive(self.noise.key, purpose='renewed')
         if self._settings.noise_seed is not None
@@ -306,8 +330,10 @@ class PrivateRoundRunner:
     )
     self.noise = self.noise._replace(key=key)
 
-  def _identity(self, state: Any, cohort_state: Any) -> str:
-    """Digest of all that decides a round's noisy sum."""
+  def _identity(
+      self, state: process_lib.State, cohort_state: cohorts.CohortState
+  ) -> str:
+    """Digest of everything that decides a round's noisy sum."""
     rest = (state.distributor, state.client_work, state.aggregator)
     return ledger_lib.round_identity(
         noise_key=np.asarray(self.noise.key),
@@ -318,12 +344,10 @@ class PrivateRoundRunner:
         state_digest=self._weights_digest(state) + digest(rest),
     )
 
-  def _result(self, output: Any) -> str:
-    """Digest of all that shows a round's noised sum.
-
-    The weights may not: at a learning rate of 0 they stay as they are, while
-    the optimizer's state, adaptive clips and metrics follow the sum.
-    """
+  def _result(self, output: process_lib.Output) -> str:
+    """Digest of everything that reveals a round's noised sum."""
+    # Not of the weights alone: with a learning rate of 0 they do not change,
+    # but the optimizer's state, adaptive clips and metrics depend on the sum.
     state = output.state
     # Buffers of noise follow from keys and counters, and are large.
     keyless = with_query_state(
@@ -336,7 +360,7 @@ class PrivateRoundRunner:
     parts = self._weights_digest(state) + shown
     return hashlib.sha256(parts.encode()).hexdigest()
 
-  def _weights_digest(self, state: Any) -> str:
+  def _weights_digest(self, state: process_lib.State) -> str:
     """Digest of the model's weights, kept for the next round."""
     weights = state.global_model_weights
     if self._digested[0] is not weights:
@@ -344,15 +368,18 @@ class PrivateRoundRunner:
     return self._digested[1]
 
 
-def keep_noise(state: Any, *, after: Any) -> Any:
-  """A state that goes back by a round, with the noise of the round after it.
+def keep_noise(
+    state: process_lib.State, *, after: process_lib.State
+) -> process_lib.State:
+  """Undoes a round, but keeps the correlated noise of the round.
 
-  Correlated noise goes on where a round is undone: what the round released can
-  be taken back in part by later ones only, and its clients wait as long.
+  Correlated noise continues where a round is undone: the round was released,
+  so later rounds must cancel part of its noise, and its clients must wait for
+  their next turn.
 
   Args:
-    state: A learning process's, before the round.
-    after: That after it.
+    state: The learning process's state before the round.
+    after: Its state after the round.
   """
   noise = query_state(after)
   if not noise.is_correlated:
@@ -360,38 +387,43 @@ def keep_noise(state: Any, *, after: Any) -> Any:
   return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
 
 
-def without_noise(state: Any) -> Any:
-  """A learning process's state at the start of another mechanism."""
+def without_noise(state: process_lib.State) -> process_lib.State:
+  """Returns a learning process's state at the start of another mechanism."""
   return _replace_query_state(state, query_state(state).restarted())
 
 
-def query_state(state: Any) -> queries.MechanismState:
-  """The query's state within a learning process's."""
+def query_state(state: process_lib.State) -> queries.MechanismState:
+  """Returns the DP query's state within a learning process's state."""
   return state.aggregator.query_state
 
 
-def with_query_state(state: Any, **changes: Any) -> Any:
-  """A learning process's state with other fields of its query's."""
+def with_query_state(
+    state: process_lib.State, **changes: Any
+) -> process_lib.State:
+  """Returns the state with other values of fields of its DP query's state."""
   return _replace_query_state(state, query_state(state)._replace(**changes))
 
 
 def _replace_query_state(
-    state: Any, new_query_state: queries.MechanismState
-) -> Any:
-  """A learning process's state with another state of its query."""
+    state: process_lib.State, new_query_state: queries.MechanismState
+) -> process_lib.State:
+  """The learning process's state with another state of its DP query."""
   aggregator = state.aggregator._replace(query_state=new_query_state)
   return state._replace(aggregator=aggregator)
 
 
 def _next_key(key: np.ndarray) -> np.ndarray:
-  """The key of the round after; it does not tell the one given."""
+  """The key of the next round, from which this one cannot be computed."""
   return keys.derive(key, purpose='next round')
 
 
 def digest(values: Any) -> str:
-  """Returns SHA-256, in hex, over a nest of arrays, tensors and strings.
+  """Returns the SHA-256, in hex, of a nest of arrays, tensors and strings.
 
   It covers paths, types, shapes and every byte. Leaves are hashed in parallel.
+
+  >>> digest({'a': np.zeros([2])}) == digest({'a': np.zeros([2, 1])})
+  False
   """
   leaves = tree.flatten_with_path(values)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -421,13 +453,13 @@ class BudgetError(ValueError):
 
 
 def check_first_round(
-    state: Any,
+    state: process_lib.State,
     *,
     sampling: accounting.Sampling,
     settings: PrivacySettings,
     inherited: ledger_lib.Charges,
 ) -> None:
-  """Checks that a new run can do a round at all.
+  """Checks that the budget of a new run allows a round.
 
   Args:
     state: The learning process's initial state.
@@ -456,18 +488,20 @@ def check_first_round(
     )
 
 
-def check_devices_noise(saved: Any, built: Any) -> None:
-  """Checks that the noise of devices is made as when the run began.
+def check_devices_noise(
+    saved: process_lib.State, built: process_lib.State
+) -> None:
+  """Checks that devices draw as much noise as when the run began.
 
-  It is made for the share of them that may fail, which other runs may change
-  when they are resumed.
+  How much depends on MAX_FAILED_SHARE, which runs without distributed noise
+  may change when they are resumed.
 
   Args:
-    saved: The learning process's state to go on from.
-    built: The initial state of the process that is to go on.
+    saved: The learning process's state to resume from.
+    built: The initial state of the learning process that resumes.
 
   Raises:
-    ValueError: It is not.
+    ValueError: They draw another amount.
   """
   before, now = map(_event, (saved, built))
   if isinstance(now, distributed.DistributedGaussianDpEvent) and not (
@@ -482,16 +516,21 @@ def check_devices_noise(saved: Any, built: Any) -> None:
     )
 
 
-def rounds_of_plan(
-    state: Any,
+def is_protected(state: process_lib.State, settings: PrivacySettings) -> bool:
+  """Whether noise under secret keys protects what a run trains on."""
+  return not settings.invalidations and bool(_event(state).noise_multiplier > 0)
+
+
+def planned_rounds(
+    state: process_lib.State,
     *,
     sampling: accounting.Sampling,
     num_rounds: int,
     inherited: ledger_lib.Charges,
 ) -> list[accounting.RoundGroup]:
-  """What a run that does `num_rounds` in all charges.
+  """Returns what a run of `num_rounds` will have charged at its end.
 
-  The other arguments are as in `check_first_round`.
+  Other arguments: see `check_first_round`.
   """
   return inherited.after(range(num_rounds), _cost(state, sampling))
 
@@ -529,18 +568,15 @@ def create_ledger(
   )
 
 
-def _event(state: Any) -> dp_accounting.DpEvent:
-  """The event of a round, of a learning process's state."""
+def _event(state: process_lib.State) -> dp_accounting.DpEvent:
+  """The event of a round, as the aggregator reports it."""
   return dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
 
 
 def _cost(
-    state: Any, sampling: accounting.Sampling
+    state: process_lib.State, sampling: accounting.Sampling
 ) -> accounting.RoundGroup:
-  """A round as the ledger charges it.
-
-  From the event that the aggregator reports, and the model's size.
-  """
+  """A round as the ledger charges it: from its event and the model's size."""
   event = _event(state)
   weights = tree.flatten(state.global_model_weights)
   num_elements = sum(math.prod(weight.shape) for weight in weights)

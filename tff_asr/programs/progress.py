@@ -1,20 +1,25 @@
-"""One line of progress: a bar on a terminal, plain lines elsewhere."""
+"""One line of progress, redrawn on a terminal, repeated in a log."""
 
 import sys
 import time
 from typing import Optional, TextIO
 
-import tqdm
-
 _SECONDS_BETWEEN_LINES = 10.0
-_BAR = '{desc}: {n_fmt}/{total_fmt} |{bar:16}| {remaining} left{postfix}'
+# Returns to the start of a terminal's line and erases it.
+_REDRAW = '\r\x1b[K'
 
 
 class Progress:
-  """Shows how far a loop is, with a few figures; a context manager.
+  """Shows how far a loop is, and some of its metrics; a context manager.
 
-  A terminal shows a bar that redraws itself. A pipe or a log file gets a line
-  at the start, then one every ten seconds or so, and one at the end.
+  A terminal shows one line that is redrawn. A pipe or a log file gets a line at
+  the start, about one every ten seconds, and one at the end.
+
+  >>> with Progress(description='train', total=2, stream=sys.stdout) as shown:
+  ...   shown.update(loss='2.5')
+  ...   shown.update(loss='1.5')
+  train: round 1 of 2, loss 2.5, 0 s left
+  train: round 2 of 2, loss 1.5
   """
 
   def __init__(
@@ -30,8 +35,8 @@ class Progress:
 
     Args:
       description: What is being done.
-      total: Units of the whole loop.
-      initial: Units done before (a resumed run).
+      total: Steps of the whole loop.
+      initial: Steps done before (a resumed run).
       unit: What is counted, in the singular.
       stream: Where to write; standard error by default.
     """
@@ -43,49 +48,34 @@ class Progress:
     self._stream = stream or sys.stderr
     self._started = time.monotonic()
     self._last_line = self._started - _SECONDS_BETWEEN_LINES
-    self._figures = {}
-    self._bar = None
-    if self._stream.isatty():
-      self._bar = tqdm.tqdm(
-          desc=description,
-          total=total,
-          initial=initial,
-          unit=unit,
-          file=self._stream,
-          dynamic_ncols=True,
-          bar_format=_BAR,
-      )
+    self._metrics = {}
 
-  def update(self, count: int = 1, **figures: str) -> None:
-    """Advances by `count`; figures given replace those of the same name."""
+  def update(self, count: int = 1, **metrics: str) -> None:
+    """Advances by `count`; metrics replace earlier ones of the same name."""
     self._done += count
-    self._figures |= figures
-    if self._bar is not None:
-      self._bar.set_postfix(self._figures, refresh=False)
-      self._bar.update(count)
-      return
+    self._metrics |= metrics
     now = time.monotonic()
-    is_last = self._done >= self._total
-    if is_last or now - self._last_line >= _SECONDS_BETWEEN_LINES:
+    if self._stream.isatty():
+      self._stream.write(_REDRAW + self._line(now))
+    elif (
+        self._done >= self._total
+        or now - self._last_line >= _SECONDS_BETWEEN_LINES
+    ):
       self._last_line = now
       self._stream.write(self._line(now) + '\n')
-      self._stream.flush()
-
-  def close(self) -> None:
-    """Ends the display; what was shown last stays."""
-    if self._bar is not None:
-      self._bar.close()
+    self._stream.flush()
 
   def __enter__(self) -> 'Progress':
     return self
 
-  def __exit__(self, *unused_error) -> None:
-    self.close()
+  def __exit__(self, *unused_error: object) -> None:
+    if self._stream.isatty():
+      self._stream.write('\n')
 
   def _line(self, now: float) -> str:
     """`description: unit 3 of 10, loss 2.5, 12 s left`."""
     parts = [f'{self._unit} {self._done} of {self._total}']
-    parts += [f'{name} {value}' for name, value in self._figures.items()]
+    parts += [f'{name} {value}' for name, value in self._metrics.items()]
     advanced = self._done - self._initial
     if 0 < advanced and self._done < self._total:
       rate = (now - self._started) / advanced
@@ -94,7 +84,7 @@ class Progress:
 
 
 def _duration(seconds: float) -> str:
-  """Seconds in two units at most, as people say it: `2 h 5 min`."""
+  """Seconds in at most two units: `2 h 5 min`."""
   if seconds < 120:
     return f'{seconds:.0f} s'
   minutes = round(seconds / 60)

@@ -1,31 +1,31 @@
 """Public data of a run, checked against the data that it promises to protect.
 
-A guarantee takes the seed model, the dev set and the scores of layers to be
-public. It is worth nothing to a speaker who trained that seed model without
-noise, or is in the dev set that is shown exactly. So a run is refused if some
-private speaker is, or says NOT PRIVATE and why, if it is told to go on.
+A guarantee assumes that the seed model, the dev set and the layer scores are
+public. It is void for a speaker who was trained on without noise for that seed
+model, or whose error rates on the dev set are published. So a run is refused
+if some private speaker is among them; with `on_shared_data='not_private'` it
+trains, and is called NOT PRIVATE with the reason.
 
 Speakers are compared by id, within the namespace of their corpus: LibriSpeech
 and Libri-Light number the same readers of LibriVox; an AN4 speaker of the same
-id is someone else. Nothing finds one person under two ids.
+id is someone else. One person with two ids is not found.
 
 `trained_on.json` in a run's folder lists the corpora that its model, and the
 runs that it started from, were trained on: with a guarantee (private), or
-without one (exposed, as is a dev set that chose the weights). It names no
-speaker: a later run reads the ids from the corpora, if they are still there and
-have the same clients. The digest by which it tells that confirms a guess at
-the whole list of clients. So the file is for its owner alone, and its size does
-not depend on the clients.
+without one (exposed, as is a dev set that selected the weights). It names no
+speaker: a later run reads the ids from the corpora, if they still exist with
+the same clients, which a digest tells. The digest confirms a guess at the whole
+list of clients, so only the file's owner may read it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import hashlib
 import json
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple, Optional
 
 from absl import logging
-import dp_accounting
+import tensorflow_federated as tff
 
 from tff_asr import files
 from tff_asr.data import index
@@ -52,19 +52,20 @@ class Source(NamedTuple):
 
 
 class _Speakers(NamedTuple):
-  """Speakers by namespace and id; not `is_known`: there may be more."""
+  """Speakers by namespace and id; unless `is_complete`, there may be more."""
 
   ids: frozenset[tuple[str, str]]
-  is_known: bool = True
+  is_complete: bool = True
 
 
 class Check(NamedTuple):
   """Findings of the check of a run.
 
   Attributes:
-    invalidations: Why no guarantee holds, as in `ledger.Contents`.
-    unchecked: What could not be compared, or not as a whole.
-    sources: What the run's model is trained on, with the runs before it.
+    invalidations: Reasons for which no guarantee holds, as in
+      `ledger.Contents`.
+    unchecked: What could not be compared completely.
+    sources: What the run's model is trained on, including its parent runs.
   """
 
   invalidations: tuple[str, ...]
@@ -73,7 +74,7 @@ class Check(NamedTuple):
 
   @property
   def words(self) -> str:
-    """The findings in words, to go on after a list of what is public."""
+    """The findings in words, to continue a list of what is public."""
     if self.invalidations:
       return f'but {"; ".join(self.invalidations)}'
     if self.unchecked:
@@ -84,12 +85,12 @@ class Check(NamedTuple):
     return 'by their ids, no private speaker is among them'
 
 
-class Figures(NamedTuple):
-  """Count of evaluated speakers who are private in a model's training.
+class OverlapCounts(NamedTuple):
+  """How many evaluated speakers are private in a model's training.
 
   Attributes:
-    private_speakers: Speakers whom the ledger protects.
-    is_checked: False if the ids of some could not be compared.
+    private_speakers: Number of speakers that the ledger protects.
+    is_checked: False if some ids could not be compared.
   """
 
   private_speakers: int
@@ -97,63 +98,60 @@ class Figures(NamedTuple):
 
   @property
   def words(self) -> str:
-    """A warning; empty if there is nothing to warn of."""
+    """A warning, or ''."""
     if self.private_speakers:
       return (
           f'NOT PRIVATE: {self.private_speakers:,} of these speakers are '
-          'private in the training of this model. Figures of them are exact, '
+          'private in the training of this model. These error rates are exact, '
           "and the model's guarantee does not cover them."
       )
     return '' if self.is_checked else (
         'Whether these speakers are private in the training of this model '
-        'could not be checked: a corpus is not there, or has other clients now.'
+        'could not be checked: a corpus is missing, or has other clients now.'
     )
 
 
-def check(training: Any, process_state: Any) -> Check:
-  """Compares what a run calls public with what it, or its seed, protects.
+def check(
+    *,
+    train_data: tff.simulation.datasets.ClientData,
+    dev_data: Optional[tff.simulation.datasets.ClientData],
+    selects_on_dev: bool,
+    parent_runs: Mapping[str, str],
+    is_protected: bool,
+    on_shared_data: str,
+) -> Check:
+  """Compares what a run calls public with what it, or its parents, protect.
 
   Args:
-    training: A `training_loop.TrainingRun`.
-    process_state: Its process's first state, which tells whether there is
-      noise.
+    train_data: The data that the run trains on.
+    dev_data: Its dev set, or None.
+    selects_on_dev: Whether the dev set decides which weights are exported.
+    parent_runs: Folders of the runs that it builds on, by what it takes.
+    is_protected: Whether noise under secret keys protects `train_data`.
+    on_shared_data: One of `ACTIONS`.
 
   Raises:
-    ValueError: They share speakers, and `on_shared_data` is not 'not_private';
-      the message counts them and names nobody. Or a file is damaged.
+    ValueError: They share speakers, and `on_shared_data` is not 'not_private'.
+      The message counts them and names none. Or a file is damaged.
   """
-  own, dev = _speakers(training.client_data), None
-  is_protected = _is_protected(training, process_state)
-  sources = [source(training.client_data, is_private=is_protected)]
-  private = {'': own} if is_protected else {}
-  public = {}
-  if training.evaluator is not None:
-    dev_data = getattr(training.evaluator, 'client_data', None)
-    dev = public['the dev set'] = _speakers(dev_data)
-    if getattr(training, 'patience', None) is not None:
-      sources.append(source(dev_data, is_private=False))
+  train = _speakers(train_data)
+  dev = None if dev_data is None else _speakers(dev_data)
+  sources = [source(train_data, is_private=is_protected)]
+  if selects_on_dev:
+    sources.append(source(dev_data, is_private=False))
+  private = {'': train} if is_protected else {}
+  public = {} if dev is None else {'the dev set': dev}
   if not is_protected:
-    public['the training data'] = own
-  for label, run in _runs(training).items():
+    public['the training data'] = train
+  for label, run in parent_runs.items():
     found = read(run)
     sources += found
     private[label] = _read_speakers(each for each in found if each.is_private)
     public[label] = _read_speakers(
         each for each in found if not each.is_private
     )
-  invalidations, unchecked = [], []
-  for whose, protected in private.items():
-    for label, shown in public.items():
-      if label == whose:
-        continue  # Compared when that model was trained.
-      if count := len(protected.ids & shown.ids):
-        invalidations.append(
-            f'{label} has {count:,} of the {len(protected.ids):,} private '
-            f'speakers{whose and f" of {whose}"}'
-        )
-      if not _is_known(protected, shown):
-        unchecked.append(label)
-  if invalidations and training.on_shared_data == REFUSE:
+  invalidations, unchecked = _compare(private, public)
+  if invalidations and on_shared_data == REFUSE:
     raise ValueError(
         f'{"; ".join(invalidations)}: take data without them (--partition of '
         'data_tools divides a corpus by speaker), or set ON_SHARED_DATA to '
@@ -161,15 +159,14 @@ def check(training: Any, process_state: Any) -> Check:
     )
   for text in invalidations:
     logging.warning('NOT PRIVATE: %s.', text)
-  unchecked = tuple(dict.fromkeys(unchecked))
   if unchecked:
     logging.warning(
         'Taken to be public, but the ids of their speakers could not be '
-        'compared (a corpus is not there, or has other clients now): %s.',
+        'compared (a corpus is missing, or has other clients now): %s.',
         ', '.join(unchecked),
     )
-  if dev is not None and not is_protected and (shared := own.ids & dev.ids):
-    # Readers would take their error rates for those of unseen people.
+  if dev is not None and not is_protected and (shared := train.ids & dev.ids):
+    # Otherwise readers would take these error rates for those of new speakers.
     logging.warning(
         '%d of the %d dev speakers are also trained on: their word error rates '
         'are not those of unseen people. Divide the corpus by speaker '
@@ -177,11 +174,32 @@ def check(training: Any, process_state: Any) -> Check:
         len(shared),
         len(dev.ids),
     )
-  return Check(tuple(invalidations), unchecked, tuple(dict.fromkeys(sources)))
+  return Check(invalidations, unchecked, tuple(dict.fromkeys(sources)))
 
 
-def source(client_data: Any, *, is_private: bool) -> Source:
-  """Returns data as a later run finds them."""
+def _compare(
+    private: Mapping[str, _Speakers], public: Mapping[str, _Speakers]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns `Check.invalidations` and `Check.unchecked`."""
+  invalidations, unchecked = [], []
+  for owner, protected in private.items():
+    for label, shown in public.items():
+      if label == owner:
+        continue  # Compared when that model was trained.
+      if count := len(protected.ids & shown.ids):
+        invalidations.append(
+            f'{label} has {count:,} of the {len(protected.ids):,} private '
+            f'speakers{owner and f" of {owner}"}'
+        )
+      if not _is_compared(protected, shown):
+        unchecked.append(label)
+  return tuple(invalidations), tuple(dict.fromkeys(unchecked))
+
+
+def source(
+    client_data: tff.simulation.datasets.ClientData, *, is_private: bool
+) -> Source:
+  """Returns the entry of trained_on.json for some data."""
   corpus = getattr(client_data, 'corpus', None)
   if corpus is None:
     return Source(is_private, '', '')
@@ -197,9 +215,9 @@ def write(run: str, sources: Iterable[Source]) -> None:
 
 
 def read(run: str) -> list[Source]:
-  """What the model in a run's folder was trained on; unknown without the file.
+  """Returns what the model in a run's folder was trained on.
 
-  A run without a ledger has promised nothing to anybody.
+  Without the file it is unknown; without a ledger, the run promised no privacy.
 
   Raises:
     ValueError: The file is damaged.
@@ -223,8 +241,10 @@ def read(run: str) -> list[Source]:
   return found
 
 
-def of_figures(run: str, client_data: Any) -> Figures:
-  """Counts the people of a data set who are private in a run's training.
+def count_overlap(
+    run: str, client_data: tff.simulation.datasets.ClientData
+) -> OverlapCounts:
+  """Counts the speakers of a data set who are private in a run's training.
 
   Args:
     run: The folder of the run whose model was evaluated.
@@ -232,22 +252,24 @@ def of_figures(run: str, client_data: Any) -> Figures:
   """
   private = _read_speakers(each for each in read(run) if each.is_private)
   evaluated = _speakers(client_data)
-  return Figures(
-      len(private.ids & evaluated.ids), _is_known(private, evaluated)
+  return OverlapCounts(
+      len(private.ids & evaluated.ids), _is_compared(private, evaluated)
   )
 
 
-def _is_known(private: _Speakers, other: _Speakers) -> bool:
+def _is_compared(private: _Speakers, other: _Speakers) -> bool:
   """False if there may be more shared speakers than were found."""
-  nobody = _Speakers(frozenset())
-  return nobody in (private, other) or private.is_known and other.is_known
+  none = _Speakers(frozenset())
+  return none in (private, other) or private.is_complete and other.is_complete
 
 
-def _speakers(client_data: Any) -> _Speakers:
-  """Speakers of data; of such as are not on disk they are not known."""
+def _speakers(
+    client_data: tff.simulation.datasets.ClientData,
+) -> _Speakers:
+  """Speakers of a data set; unknown for data in memory."""
   corpus = getattr(client_data, 'corpus', None)
   if corpus is None:
-    return _Speakers(frozenset(), is_known=False)
+    return _Speakers(frozenset(), is_complete=False)
   return _of_corpus(corpus, client_data.client_ids)
 
 
@@ -259,44 +281,21 @@ def _of_corpus(corpus: index.Corpus, client_ids: Iterable[str]) -> _Speakers:
 
 def _read_speakers(sources: Iterable[Source]) -> _Speakers:
   """Speakers of corpora on disk."""
-  ids, is_known = frozenset(), True
+  ids, is_complete = frozenset(), True
   for each in sources:
     try:
       corpus, clients, _ = index.read(each.folder)
     except (ValueError, OSError):  # Gone, damaged, or not this user's.
-      is_known = False
+      is_complete = False
       continue
     found = _of_corpus(corpus, clients.client_ids)
     if _digest(found) == each.speakers_sha256:
       ids |= found.ids
     else:
-      is_known = False
-  return _Speakers(ids, is_known)
+      is_complete = False
+  return _Speakers(ids, is_complete)
 
 
 def _digest(speakers: _Speakers) -> str:
   """SHA-256 of a list of speakers, hexadecimal."""
   return hashlib.sha256(json.dumps(sorted(speakers.ids)).encode()).hexdigest()
-
-
-def _runs(training: Any) -> dict[str, str]:
-  """Folders of the runs that a run starts from, by what to call them."""
-  runs = {
-      'the seed model (INIT_FROM_RUN)': training.init_from_run,
-      'the layer scores (SCORES_RUN)': training.scores_run,
-  }
-  found = {}
-  for label, run in runs.items():
-    if run is not None:
-      found.setdefault(os.path.realpath(run), (label, run))
-  return dict(found.values())
-
-
-def _is_protected(training: Any, process_state: Any) -> bool:
-  """True if noise under secret keys protects what a run trains on."""
-  if training.sampling is None or training.privacy.invalidations:
-    return False
-  event = dp_accounting.DpEvent.from_named_tuple(
-      process_state.aggregator.dp_event
-  )
-  return bool(event.noise_multiplier > 0)

@@ -1,40 +1,32 @@
-"""State of a run: what is saved of it, and what must not outlive it.
+"""State of a run: what is saved, and which secrets must not outlive it.
 
 A round's noise key is a function of the run's key and of the round's identity,
-which is public (`private_rounds`). So whoever gets a run's key removes the
-noise of every round under it. Therefore
+which is public (`private_rounds`). So someone who gets a run's key can remove
+the noise of every round under it. Therefore
 
-- the run's keys change with each round, by a function that cannot be turned
-  back: a key tells the rounds after it and none before it;
-- saved states hold no secrets. One file, `secrets.safetensors`, has those of
+- the run's keys change after each round, by a one-way function: a key reveals
+  later rounds but no earlier one;
+- saved states hold no secrets. One file, `secrets.safetensors`, holds those of
   the newest state alone: the noise key, the sampler's key, and correlated noise
-  that later rounds take up again. It is erased when the run has ended, or by
+  that later rounds use. It is erased when the run ends, or by
   `bin/erase_secrets.py`. With correlated noise it is as sensitive as clients'
-  updates: released sums less its buffers are earlier sums without noise.
+  updates: released sums minus its buffers are earlier sums without noise.
 
-Writing a state, in this order, each step on disk before the next:
-
-    1  the state
-    2  secrets.safetensors, which names the state that it belongs to
-    3  older states are removed
-
-What a run goes on from, wherever that was cut:
-
-- the state that the secrets name. All is as it was, so the same rounds come in
-  the same bits. A newer state (cut between 1 and 2) is removed and written
-  again by the same rounds.
-- If that state is damaged or gone, or the secrets are: the newest good state,
-  under new keys. Rounds after it that the ledger has stay charged, and are run
-  and charged anew. This also holds for a copy of the folder, because the
-  original may go on under the old keys, and for a run that had ended and is to
-  do more rounds.
+A state is written in this order, each step on disk before the next: (1) the
+state, (2) secrets.safetensors, which names its state, (3) older states are
+removed. Wherever that is cut, a run resumes from the state that the secrets
+name, and repeats the same rounds in the same bits. If that state or the secrets
+are lost, it resumes from the newest good state under new keys, and later rounds
+that the ledger contains stay charged. docs/reliability.md lists the cases.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tff_asr.data import cohorts
+from tff_asr.learning import process as process_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import private_rounds
@@ -46,19 +38,20 @@ class RunState(NamedTuple):
   """All that a run needs to continue; its keys are () in a saved state.
 
   Attributes:
-    process: The process's state; with noise it holds the noise counter.
-    source: State of the draws; holds their key.
+    process: The learning process's state; with noise it holds its counter.
+    data_position: Where the next round's data come from; holds the sampler's
+      key where rounds are sampled at random.
     ledger: Head of the privacy ledger.
-    noise: The noise key, and the ledger file that it belongs to. The key is ()
-      where nothing is charged, and then nothing is secret.
-    record: Values that the kind of training keeps from round to round.
+    noise: The noise key, and the ledger file that it belongs to. Without
+      charges the key is (), and nothing is secret.
+    loop_state: What the training keeps from round to round besides.
   """
 
-  process: Any
-  source: Any
+  process: process_lib.State
+  data_position: Any
   ledger: ledger_lib.Head
   noise: private_rounds.NoiseState
-  record: Any
+  loop_state: Any
 
 
 class Secrets(NamedTuple):
@@ -66,27 +59,27 @@ class Secrets(NamedTuple):
 
   Attributes:
     number: Number of the saved state that they belong to.
-    ledger: Its head, which tells it from others of that number.
+    ledger: Its head, which tells it from other states of that number.
     noise: The noise key, and the ledger file that it belongs to.
-    sampler_key: The key of the draws; () where nothing is drawn by one.
-    groups: `cohorts.CohortState.groups` of the draws.
+    sampler_key: The sampler's key; () without a sampler.
+    groups: `cohorts.CohortState.groups` of the sampler.
     buffers: Buffers of correlated noise; () without.
   """
 
   number: int
   ledger: ledger_lib.Head
   noise: private_rounds.NoiseState
-  sampler_key: Any
+  sampler_key: np.ndarray | tuple[()]
   groups: str
-  buffers: Any
+  buffers: Mapping[str, np.ndarray] | tuple[()]
 
 
 async def save(folder: run_dir.RunDir, state: RunState, number: int) -> None:
-  """Saves a state and its secrets, as the module says.
+  """Saves a state, and its secrets in their own file.
 
   Args:
-    folder: The run's.
-    state: After so many rounds; it does not change meanwhile.
+    folder: The run's folder.
+    state: The state; it must not change meanwhile.
     number: Number of rounds so far.
 
   Raises:
@@ -101,20 +94,20 @@ async def save(folder: run_dir.RunDir, state: RunState, number: int) -> None:
 async def load(
     folder: run_dir.RunDir, initial: RunState
 ) -> tuple[Optional[RunState], int, str]:
-  """Finds the state to go on from.
+  """Finds the state to resume from.
 
   Args:
-    folder: The run's.
+    folder: The run's folder.
     initial: The state before the first round; its keys are those of a new run.
 
   Returns:
-    The state, or None if none was saved; its number; and what is the matter
-    with secrets.safetensors, or ''. If something is, the keys are those of
+    The state, or None if none was saved; its number; and the problem with
+    secrets.safetensors, or ''. With a problem, the keys are those of
     `initial`: see `renewed`.
 
   Raises:
-    DamagedFileError: There are states, and all are damaged.
-    StateMismatchError: A state is of another configuration.
+    DamagedFileError: All saved states are damaged.
+    StateMismatchError: A state belongs to another configuration.
   """
   manager = folder.state_manager
   structure, new_secrets = _split(initial, 0)
@@ -152,19 +145,18 @@ def renewed(
     sampling: accounting.Sampling,
     file_identity: int,
 ) -> RunState:
-  """Returns a loaded state under new keys, which are on disk from now on.
+  """Returns a loaded state under new keys, which are written to disk.
 
-  Correlated noise whose buffers are lost is given up: the run goes on with
-  round 0 of the sampler and empty buffers, another mechanism, charged in
-  addition.
+  If buffers of correlated noise are lost, the run continues with round 0 of the
+  sampler and empty buffers: another mechanism, charged in addition.
 
   Args:
-    folder: The run's.
-    state: As saved.
+    folder: The run's folder.
+    state: The state, as saved.
     number: Its number.
     initial: A state with new keys.
     sampling: How cohorts are drawn.
-    file_identity: Identity of the ledger file beside it.
+    file_identity: Identity of the ledger file in the folder.
   """
   _, secrets = _split(initial, number)
   state = _joined(state, secrets._replace(
@@ -173,7 +165,7 @@ def renewed(
   if sampling.min_sep is not None:
     state = state._replace(
         process=private_rounds.without_noise(state.process),
-        source=state.source._replace(round_num=np.int64(0)),
+        data_position=state.data_position._replace(round_num=np.int64(0)),
     )
   _, secrets = _split(state, number)
   folder.state_manager.write_secrets(secrets)
@@ -181,22 +173,24 @@ def renewed(
 
 
 def _has_secrets(state: RunState | Secrets) -> bool:
-  """True if rounds are charged; else seeds that are public decide all."""
+  """Whether rounds are charged; otherwise public seeds decide everything."""
   return len(state.noise.key) > 0
 
 
 def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
   """The state without secrets, and the secrets."""
   buffers, sampler_key, groups = (), (), ''
-  process, source = state.process, state.source
+  process, position = state.process, state.data_position
   if _has_secrets(state):
     buffers = private_rounds.query_state(process).buffers
     process = private_rounds.with_query_state(process, buffers=())
-  if isinstance(source, cohorts.CohortState):
-    sampler_key, groups = source.key, source.groups
-    source = source._replace(key=(), groups='')
+  if isinstance(position, cohorts.CohortState):
+    sampler_key, groups = position.key, position.groups
+    position = position._replace(key=(), groups='')
   public = state._replace(
-      process=process, source=source, noise=state.noise._replace(key=())
+      process=process,
+      data_position=position,
+      noise=state.noise._replace(key=()),
   )
   return public, Secrets(
       number, state.ledger, state.noise, sampler_key, groups, buffers
@@ -205,13 +199,13 @@ def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
 
 def _joined(state: RunState, secrets: Secrets) -> RunState:
   """Inverse of `_split`."""
-  process, source = state.process, state.source
+  process, position = state.process, state.data_position
   if _has_secrets(secrets):
     process = private_rounds.with_query_state(process, buffers=secrets.buffers)
-  if isinstance(source, cohorts.CohortState):
-    source = source._replace(
+  if isinstance(position, cohorts.CohortState):
+    position = position._replace(
         key=secrets.sampler_key, groups=secrets.groups
     )
   return state._replace(
-      process=process, source=source, noise=secrets.noise
+      process=process, data_position=position, noise=secrets.noise
   )

@@ -1,12 +1,18 @@
-"""Training loop of all programs: resume, charge, evaluate, release, save, end.
+"""Training loop of all programs: resume, charge, evaluate, release, save.
 
-`federated`, `central` and `pretraining` are a `TrainingRun` each: a process, a
-source of training data, and a judgement of each round's metrics. `run` does the
-rest, the same for all:
+A `TrainingRun` is the configuration of a run and says what one round does:
+
+    sample         what the round trains on: a cohort of clients, or a batch
+    step           one step of the learning process on it
+    process_round  the metrics of what came out
+    export         the model and the results at the end
+
+`run` does the rest, the same for federated training, central training and
+pre-training:
 
 - Version 0 is saved before the first round, so every run can be resumed. A run
-  that ends early repeats the rounds after its last saved state with the same
-  draws, seeds and noise, so in the same bits.
+  that was killed repeats the rounds after its last saved state with the same
+  draws, seeds and noise, and so in the same bits.
 - A private round is charged to the ledger, on disk, before its model can be
   evaluated, released or saved (`private_rounds`). A run that starts from
   another run's model inherits that run's ledger.
@@ -15,28 +21,37 @@ rest, the same for all:
 
 import abc
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import errno
 import functools
 import math
 import os
 import time
-from typing import Any, ClassVar, Optional
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Optional,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 from absl import logging
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import client_round
+from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
@@ -51,10 +66,11 @@ from tff_asr.programs import warm_start
 from tff_asr.storage import checkpoints
 from tff_asr.storage import run_dir
 
-# Begins the names of metrics that are computed from private data without noise.
-EXACT = 'not_private/'
-# Metrics that the progress display shows: their labels there, and formats.
-_FIGURES = {
+# Prefix of metrics that are computed from private data without noise.
+EXACT_PREFIX = 'not_private/'
+
+# What the progress display shows: its labels and formats of metrics.
+_DISPLAYED = {
     'train_loss': ('loss', '{:.2f}'.format),
     'epsilon': ('epsilon', statement.number),
     'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
@@ -64,17 +80,31 @@ _FIGURES = {
     'padding': ('padding', '{:.0%}'.format),
     'store': ('store', '{:.3g} GB'.format),
 }
-_SHORTAGES = {
-    errno.ENOMEM: (
-        'out of memory',
-        'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
-        'or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)',
-    ),
-    errno.ENOSPC: ('the disk is full', 'make room on it'),
-    errno.EDQUOT: ('the disk quota is used up', 'make room'),
-    errno.EMFILE: ('too many open files', 'raise the limit (`ulimit -n`)'),
-    errno.ENFILE: ('too many open files on this machine', 'close some'),
-}
+
+Batch = TypeVar('Batch')
+Position = TypeVar('Position')
+LoopState = TypeVar('LoopState')
+
+
+class Evaluation(Protocol):
+  """What an evaluator returns."""
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the metrics to release, by name."""
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+  """Evaluates weights on a public data set.
+
+  Attributes:
+    client_data: The data set.
+  """
+
+  client_data: tff.simulation.datasets.ClientData
+
+  def __call__(self, weights: weights_lib.Weights) -> Evaluation:
+    """Evaluates weights, tensors or arrays by name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,8 +124,8 @@ class RunSettings:
   keep_last: int = 3
   keep_every: int = 0
 
-  def check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
+  def validate(self) -> None:
+    """Raises ValueError that lists everything wrong with the settings."""
     with checks.collect_errors() as collect:
       with collect:
         checks.positive_int(
@@ -107,11 +137,14 @@ class RunSettings:
         checks.non_negative_int(keep_every=self.keep_every)
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class TrainingRun(abc.ABC):
-  """A training run: process, data source, metrics.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
+  """Configuration of a training run, and what one of its rounds does.
 
-  Subclasses set the class attributes and override methods.
+  Type variables: `Batch` is what a round trains on; `Position` is where the
+  next one comes from (a sampler's state, or a position in the data);
+  `LoopState` is what the training keeps from round to round besides both and
+  the learning process's state. The latter two are saved.
 
   Attributes:
     output_dir: The run's folder; see `run_dir`.
@@ -121,74 +154,65 @@ class TrainingRun(abc.ABC):
     pipeline: Examples to batches.
     client_data: The speakers to train on.
     settings: Intervals of evaluations and saved states.
+    privacy: Budget and keys of private training.
     evaluator: Evaluates weights on a public dev set, or None.
     init_from_run: Folder of a run whose model training starts from.
     on_shared_data: What to do if data that are called public share speakers
       with private ones: 'refuse', or 'not_private' to train without a
       guarantee. See `public_data`.
-    trackers: Get the metrics that the run's folder gets, round by round.
+    trackers: Receive the metrics that are written to the run's folder.
   """
 
   output_dir: str
   configuration: str
-  model: Any
+  model: client_update.Model
   pipeline: pipeline_lib.Pipeline
   client_data: tff.simulation.datasets.ClientData
   settings: RunSettings = RunSettings()
-  evaluator: Optional[Any] = None
+  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
+  evaluator: Optional[Evaluator] = None
   init_from_run: Optional[str] = None
   model_spec: str = ''
   on_shared_data: str = public_data.REFUSE
   trackers: Sequence[tff.program.ReleaseManager] = ()
 
-  # NAME is displayed; UNIT is what `total` and versions count.
-  NAME: ClassVar[str]
-  UNIT: ClassVar[str]
-  # The unit that the ledger protects; None: no data are private.
-  PRIVACY_UNIT: ClassVar[Optional[str]]
+  # Name of the training, and what it calls a round: 'round' or 'step'.
+  name: ClassVar[str]
+  step_name: ClassVar[str]
+  # What the ledger protects, such as 'speaker'; None: no data are private.
+  privacy_unit: ClassVar[Optional[str]]
 
-  # Set by subclasses. `process.next` takes what `draw` returns.
-  process: process_lib.Process = dataclasses.field(init=False, repr=False)
-  # How rounds are drawn, for the accounting; None: nothing is charged.
-  sampling = None
-  privacy = private_rounds.PrivacySettings()
-  # Folder of the run whose scores chose layers to freeze.
-  scores_run = None
-  # What became of the check of public data, once the run is opened.
-  public = None
-  # Rounds between releases of metrics.
-  release_every = 1
-  # Whether metrics without noise are shown; the loop decides.
-  shows_exact = True
+  def __post_init__(self):
+    self.validate()
 
-  def check(self) -> None:
-    """Raises ValueError for all that is wrong with the shared settings."""
+  def validate(self) -> None:
+    """Raises ValueError that lists everything wrong with the configuration."""
     with checks.collect_errors() as collect:
       with collect:
-        self.settings.check()
+        self.settings.validate()
       with collect:
-        self.privacy.check()
+        self.privacy.validate()
       with collect:
         checks.one_of(public_data.ACTIONS, on_shared_data=self.on_shared_data)
       with collect:
         if self.tokens:
           evaluation.check_characters(self.client_data, self.pipeline)
       with collect:
-        check_durations(self.client_data, self.pipeline)
+        _check_durations(self.client_data, self.pipeline)
       with collect:
         if self.init_from_run is not None:
           warm_start.check(
               self.init_from_run, model=self.model, tokens=self.tokens
           )
       with collect:
-        self._check_start()
+        self._check_init_from_run()
       with collect:
         run_dir.check_folder(self.output_dir, configuration=self.configuration)
 
-  def _check_start(self) -> None:
+  def _check_init_from_run(self) -> None:
     """Raises ValueError for a run that starts from itself."""
-    start = self.init_from_run
-    if start is not None and os.path.realpath(start) == os.path.realpath(
+    seed_run = self.init_from_run
+    if seed_run is not None and os.path.realpath(seed_run) == os.path.realpath(
         self.output_dir
     ):
       raise ValueError(
@@ -198,18 +222,40 @@ class TrainingRun(abc.ABC):
 
   @property
   @abc.abstractmethod
-  def total(self) -> int:
+  def total_rounds(self) -> int:
     """Rounds of the whole run."""
 
   @property
+  def sampling(self) -> Optional[accounting.Sampling]:
+    """How rounds are sampled, for the accounting; None: nothing is charged."""
+    return None
+
+  @property
   def tokens(self) -> str:
-    """Identity of the tokens that the model writes; '' for none."""
+    """Identity of the model's tokens; '' if it outputs none."""
     tokenizer = self.pipeline.tokenizer
     return '' if tokenizer is None else tokenizer.identity
 
+  @property
+  def parent_runs(self) -> dict[str, str]:
+    """Folders of the runs that this one builds on, by what it takes of them."""
+    if self.init_from_run is None:
+      return {}
+    return {'the seed model (INIT_FROM_RUN)': self.init_from_run}
+
+  @property
+  def selects_on_dev(self) -> bool:
+    """Whether the dev set decides which weights are exported."""
+    return False
+
+  @property
+  def release_every(self) -> int:
+    """Rounds between releases of metrics."""
+    return 1
+
   async def initialize(self) -> process_lib.State:
     """Returns the process's first state, with the weights of init_from_run."""
-    state = await self.initial_process_state()
+    state = await self.init_process_state()
     frozen = process_lib.frozen_layers(state)
     if frozen:
       print(f'freeze: {layer_freeze.described(frozen, self.model.specs)}')
@@ -223,75 +269,80 @@ class TrainingRun(abc.ABC):
     )
     return state._replace(global_model_weights=weights)
 
-  async def initial_process_state(self) -> process_lib.State:
-    """Returns the process's own first state."""
-    return self.process.initialize()
+  @abc.abstractmethod
+  async def init_process_state(self) -> process_lib.State:
+    """Returns the learning process's state before the first round."""
 
   @abc.abstractmethod
-  def initial_draw(self) -> Any:
-    """Returns the state of the draws before the first round."""
+  def init_data_position(self) -> Position:
+    """Returns the data position of the first round."""
 
   @abc.abstractmethod
-  def draw(self, source_state: Any) -> tuple[Any, Any]:
-    """Draws what a round trains on; returns it, and the state after it."""
-
-  async def next(self, process_state: Any, drawn: Any) -> Any:
-    """Runs a round of the process."""
-    return self.process.next(process_state, drawn)
+  def init_loop_state(self, weights: weights_lib.Weights) -> LoopState:
+    """Returns the loop state before the first round."""
 
   @abc.abstractmethod
-  def initial_record(self, weights: weights_lib.Weights) -> Any:
-    """Returns what is kept from round to round, at the start."""
+  def sample(self, data_position: Position) -> tuple[Batch, Position]:
+    """Returns what a round trains on, and the position of the next round."""
 
   @abc.abstractmethod
-  def judge(
-      self, record: Any, done: private_rounds.Done, *, number: int
-  ) -> tuple[Any, Optional[dict[str, float]]]:
-    """Looks at what came out of a round.
+  async def step(
+      self, state: process_lib.State, batch: Batch
+  ) -> process_lib.Output:
+    """Takes a step of the learning process on a sampled batch."""
+
+  @abc.abstractmethod
+  def process_round(
+      self,
+      loop_state: LoopState,
+      result: private_rounds.RoundResult[Batch, Position],
+      *,
+      round_num: int,
+      shows_exact: bool,
+  ) -> tuple[LoopState, Optional[dict[str, float]]]:
+    """Turns the result of a round into metrics.
 
     Args:
-      record: The record after the last good round.
-      done: The round; charged if it is private.
-      number: The round's number, from 1 on.
+      loop_state: The loop state after the last round.
+      result: The round; charged if it is private.
+      round_num: Number of the round, from 1 on.
+      shows_exact: Whether logs and errors may show exact private numbers.
 
     Returns:
-      The record after the round, and its metrics to release, of which the loop
-      leaves out exact ones unless they are shown. None for metrics: the round
-      is to be undone; a private round stays charged.
+      The new loop state; and the metrics, from which the loop removes those
+      with `EXACT_PREFIX` unless they may be shown. None for the metrics undoes
+      the round; a private round stays charged.
 
     Raises:
-      ValueError: The run is to end with the state before this round.
+      ValueError: The run ends with the state before this round.
     """
 
-  def evaluate(
-      self, record: Any, weights: weights_lib.Weights
-  ) -> tuple[Any, dict[str, float]]:
-    """Evaluates a round's model.
+  def after_evaluation(
+      self,
+      loop_state: LoopState,
+      weights: weights_lib.Weights,
+      unused_metrics: Mapping[str, float],
+  ) -> LoopState:
+    """Returns the loop state after an evaluation of these weights."""
+    del weights
+    return loop_state
 
-    Returns:
-      The new record, and the evaluator's metrics; empty without an evaluator.
-    """
-    if self.evaluator is None:
-      return record, {}
-    found = self.evaluator(weights).metrics()
-    return record, {f'dev_{name}': value for name, value in found.items()}
-
-  def is_converged(self, unused_record: Any) -> bool:
-    """True if no further round would help."""
+  def is_converged(self, unused_loop_state: LoopState) -> bool:
+    """Whether to end the run early."""
     return False
 
-  def finish(
+  def export(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
-    """Returns the model that the run ends with, and results of its own."""
+    """Returns the final model, and results to write with the common ones."""
     return state.process.global_model_weights, {}
 
 
-def check_durations(
+def _check_durations(
     client_data: tff.simulation.datasets.ClientData,
     pipeline: pipeline_lib.Pipeline,
 ) -> None:
-  """Raises ValueError if the longest utterance allowed is under the mean."""
+  """Raises ValueError if the longest utterance allowed is below the mean."""
   corpus = getattr(client_data, 'corpus', None)
   if corpus is None:
     return
@@ -304,49 +355,17 @@ def check_durations(
     )
 
 
-@contextlib.contextmanager
-def explained_shortage(
-    shows_exact: Callable[[], bool] = lambda: True,
-) -> Iterator[None]:
-  """Tells what to change if memory, disk or open files do not suffice.
-
-  Args:
-    shows_exact: Whether the line may tell what did not fit: the shape of a
-      private batch.
-
-  Raises:
-    OSError: TensorFlow or Python had too little of it, here or at a client.
-  """
-  try:
-    yield
-  except Exception as error:
-    found = error
-    while found is not None and client_round.shortage(found) is None:
-      found = found.__cause__
-    # An OSError itself says what to change.
-    if found is None or isinstance(error, OSError):
-      raise
-    number = client_round.shortage(found)
-    problem, advice = _SHORTAGES[number]
-    what = ''
-    if shows_exact():
-      what = ' '.join(str(found).split('\n')[0].split())[:200]
-    raise OSError(
-        number, f'{problem} ({what or type(found).__name__}): {advice}.'
-    ) from error
-
-
 def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   """Returns the ledger that a run inherits, if there is one.
 
-  It is that of the model that the run starts from, or of the scores by which
-  layers were frozen: whichever has all rounds of the other.
+  Of several parent runs, it is the ledger that contains all rounds of the
+  others.
 
   Raises:
-    ledger.LedgerError: Neither has, or one is missing or was changed.
+    ledger.LedgerError: None does, or one is missing or was changed.
   """
-  runs = dict.fromkeys([training.init_from_run, training.scores_run])
-  parents = [run_dir.ledger_of_model(run) for run in runs if run is not None]
+  folders = dict.fromkeys(training.parent_runs.values())
+  parents = [run_dir.ledger_of_model(folder) for folder in folders]
   return ledger_lib.superset_ledger(
       [each for each in parents if each is not None]
   )
@@ -355,12 +374,79 @@ def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
 def read_inherited(training: TrainingRun) -> ledger_lib.Inherited:
   """Returns what a run inherits from the ledger of `parent_ledger`."""
   return ledger_lib.read_inherited(
-      parent_ledger(training), privacy_unit=training.PRIVACY_UNIT
+      parent_ledger(training), privacy_unit=training.privacy_unit
   )
 
 
+def check_public_data(
+    training: TrainingRun, process_state: process_lib.State
+) -> public_data.Check:
+  """Checks that public data share no speakers with private ones.
+
+  Args:
+    training: The run.
+    process_state: Its process's first state, which tells whether there is
+      noise.
+
+  Raises:
+    ValueError: As `public_data.check`.
+  """
+  evaluator = training.evaluator
+  return public_data.check(
+      train_data=training.client_data,
+      dev_data=None if evaluator is None else evaluator.client_data,
+      selects_on_dev=training.selects_on_dev,
+      parent_runs=training.parent_runs,
+      is_protected=training.sampling is not None
+      and private_rounds.is_protected(process_state, training.privacy),
+      on_shared_data=training.on_shared_data,
+  )
+
+
+class _OpenRun(NamedTuple):
+  """A run whose folder and ledger are open.
+
+  Attributes:
+    training: Its configuration.
+    folder: Its folder.
+    ledger: Its ledger; None if it neither charges rounds nor inherits any.
+    private: Runs and charges private rounds; None if they are not private.
+    public: Result of the check of public data.
+    shows_exact: Whether metrics without noise may be shown.
+  """
+
+  training: TrainingRun
+  folder: run_dir.RunDir
+  ledger: Optional[ledger_lib.Ledger]
+  private: Optional[private_rounds.PrivateRoundRunner]
+  public: public_data.Check
+  shows_exact: bool
+
+  def is_over(self, state: run_state.RunState, round_num: int) -> bool:
+    """Whether the rounds or the privacy budget are spent."""
+    return round_num >= self.training.total_rounds or (
+        self.private is not None
+        and not self.private.fits_budget(state.process, state.data_position)
+    )
+
+  def shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics that may be shown."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if self.shows_exact or not name.startswith(EXACT_PREFIX)
+    }
+
+  @property
+  def seconds_name(self) -> str:
+    """Name of the metric that tells the time of a round."""
+    # The time is private: it depends on which clients took part.
+    is_public = self.training.privacy_unit is None
+    return 'seconds' if is_public else f'{EXACT_PREFIX}seconds'
+
+
 async def run(training: TrainingRun) -> dict[str, Any]:
-  """Trains to the last round, from the last state saved in its folder.
+  """Trains to the last round, from the last state saved in the run's folder.
 
   Args:
     training: What to train. All files are written to its folder.
@@ -376,185 +462,193 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   """
   settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
-    stack.enter_context(explained_shortage(lambda: training.shows_exact))
-    folder, ledger, rounds, state, number = await _open(training, stack)
+    with faults.explained_shortage():
+      opened, state, round_num = await _open(training, stack)
+    stack.enter_context(
+        faults.explained_shortage(shows_details=opened.shows_exact)
+    )
     managers = [
-        *folder.release_managers(last=number, with_times=training.shows_exact),
+        *opened.folder.release_managers(
+            last=round_num, with_times=opened.shows_exact
+        ),
         *training.trackers,
     ]
     progress = stack.enter_context(progress_lib.Progress(
-        description=training.NAME,
-        total=training.total,
-        initial=number,
-        unit=training.UNIT,
+        description=training.name,
+        total=training.total_rounds,
+        initial=round_num,
+        unit=training.step_name,
     ))
     saver = await stack.enter_async_context(
         checkpoints.Saver(
-            functools.partial(run_state.save, folder), last=number
+            functools.partial(run_state.save, opened.folder), last=round_num
         )
     )
-    is_last = _is_over(training, rounds, state, number)
+    is_last = opened.is_over(state, round_num)
     started = time.monotonic()
-    while not is_last and not training.is_converged(state.record):
-      done = await _next_round(training, rounds, state, number=number + 1)
+    while not is_last and not training.is_converged(state.loop_state):
+      result = await _run_round(opened, state, round_num=round_num + 1)
       saver.check()
-      record, metrics = training.judge(state.record, done, number=number + 1)
+      loop_state, metrics = training.process_round(
+          state.loop_state,
+          result,
+          round_num=round_num + 1,
+          shows_exact=opened.shows_exact,
+      )
       if metrics is None:
-        state = _roll_back(rounds, state, done)._replace(record=record)
+        state = _undone(opened, state, result)._replace(loop_state=loop_state)
         logging.warning(
-            'Round %d diverged and was undone; it stays charged.', number + 1
+            'Round %d diverged and was undone; it stays charged.',
+            round_num + 1,
         )
-        is_last = _is_over(training, rounds, state, number)
+        is_last = opened.is_over(state, round_num)
         continue
-      number += 1
-      state = state._replace(process=done.output.state, source=done.after)
-      if rounds is not None:
-        state = state._replace(ledger=rounds.head, noise=rounds.noise)
-        metrics['epsilon'] = rounds.epsilon()
-      is_last = _is_over(training, rounds, state, number)
-      if is_last or number % settings.evaluate_every == 0:
-        record, found = training.evaluate(
-            record, state.process.global_model_weights
+      round_num += 1
+      state = _advanced(opened, state, result)
+      if opened.private is not None:
+        metrics['epsilon'] = opened.private.epsilon()
+      is_last = opened.is_over(state, round_num)
+      if is_last or round_num % settings.evaluate_every == 0:
+        loop_state, evaluated = _evaluate(
+            training, loop_state, state.process.global_model_weights
         )
-        metrics |= found
-      if is_last or number % training.release_every == 0:
-        # The time of a round is private: it depends on who came.
-        metrics[_seconds(training)] = time.monotonic() - started
+        metrics |= evaluated
+      state = state._replace(loop_state=loop_state)
+      if is_last or round_num % training.release_every == 0:
+        metrics[opened.seconds_name] = time.monotonic() - started
         started = time.monotonic()
-        metrics = _shown(training, metrics)
+        metrics = opened.shown(metrics)
         for manager in managers:
-          await manager.release(metrics, key=number)
-      state = state._replace(record=record)
-      saver.offer(state, number)
-      if number % settings.save_every == 0:
-        await saver.save(state, number)
-      progress.update(**figures(
-          training,
-          _shown(training, metrics),
-          private=rounds is None or rounds.is_private(metrics['epsilon']),
+          await manager.release(metrics, key=round_num)
+      saver.offer(state, round_num)
+      if round_num % settings.save_every == 0:
+        await saver.save(state, round_num)
+      progress.update(**format_metrics(
+          opened.shown(metrics),
+          target_epsilon=training.privacy.target_epsilon,
+          is_private=opened.private is None
+          or opened.private.is_private(metrics['epsilon']),
       ))
-      # An interrupt ends the run here.
+      # Let an interrupt end the run here.
       await asyncio.sleep(0)
 
-    await saver.save(state, number)
+    await saver.save(state, round_num)
     await saver.wait()
-    # Nothing is drawn any more; a run that has ended cannot tell its noise.
-    folder.state_manager.erase_secrets()
-    return _finish(training, folder, state, number, ledger)
+    # No rounds follow: from now on, no file may reveal noise that was drawn.
+    opened.folder.state_manager.erase_secrets()
+    return _finish(opened, state, round_num)
 
 
-async def _open(
-    training: TrainingRun, stack: contextlib.AsyncExitStack
-) -> tuple[
-    run_dir.RunDir,
-    Optional[ledger_lib.Ledger],
-    Optional[private_rounds.PrivateRoundRunner],
-    run_state.RunState,
-    int,
-]:
-  """Opens a run's folder and ledger until the stack ends.
-
-  Returns:
-    The folder; the ledger, if there is one; the runner that charges rounds, or
-    None if nothing is charged; the state to go on from; and its number.
-  """
-  process_state = await training.initialize()
-  if training.sampling is not None:
-    private_rounds.check_first_round(
-        process_state,
-        sampling=training.sampling,
-        settings=training.privacy,
-        inherited=read_inherited(training).charges,
-    )
-  training.public = public_data.check(training, process_state)
-  # Opened only now, when the process has been built and initialized.
-  folder = stack.enter_context(run_dir.RunDir(
-      training.output_dir,
-      configuration=training.configuration,
-      model_spec=training.model_spec,
-      keep_last=training.settings.keep_last,
-      keep_every=training.settings.keep_every,
-  ))
-  key = ()
-  if training.sampling is not None:
-    key = keys.draw_or_fix(training.privacy.noise_seed)
-  state = run_state.RunState(
-      process_state,
-      training.initial_draw(),
-      ledger_lib.Head(0, ''),
-      private_rounds.NoiseState(key, np.int64(0)),
-      training.initial_record(process_state.global_model_weights),
-  )
-  # Otherwise this variable would hold its memory to the end.
-  del process_state
-  state, number, ledger = await _resume_or_begin(training, folder, state, stack)
-  # Also of a run that is resumed: its data may have grown.
-  public_data.write(folder.path, training.public.sources)
-  rounds = _private_rounds(training, ledger, state)
-  if rounds is not None:
-    claims = rounds.claims_epsilon(state.process)
-    training.shows_exact = training.privacy.exact_metrics or not claims
-    if claims and training.shows_exact:
-      ledger.note_once('exact_metrics')  # Before they are shown.
-  return folder, ledger, rounds, state, number
+async def _run_round(
+    opened: _OpenRun, state: run_state.RunState, *, round_num: int
+) -> private_rounds.RoundResult:
+  """Samples, trains, and charges what is private."""
+  training = opened.training
+  process, position = state.process, state.data_position
+  while True:
+    batch, next_position = training.sample(position)
+    if opened.private is None:
+      return private_rounds.RoundResult(
+          await training.step(process, batch), batch, next_position
+      )
+    with _without_details(round_num, shows_exact=opened.shows_exact):
+      try:
+        return await opened.private.run(
+            training.step,
+            process,
+            batch,
+            cohort_state=position,
+            next_cohort_state=next_position,
+        )
+      except ledger_lib.NoiseReuseError as error:
+        logging.warning('%s It is repeated under one and charged again.', error)
+    process, position = opened.private.restart(process, position)
 
 
-def _is_over(
-    training: TrainingRun,
-    rounds: Optional[private_rounds.PrivateRoundRunner],
+@contextlib.contextmanager
+def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
+  """Replaces clients' errors by ones without private details."""
+  try:
+    yield
+  except client_round.ClientTimeoutError:
+    if shows_exact:
+      raise
+    # The message tells the client's place in the cohort, and its size.
+    raise client_round.ClientTimeoutError(
+        f'A client of round {round_num} hangs, or CLIENT_TIMEOUT_SEC is too '
+        'low.'
+    ) from None
+  except client_round.ClientError as error:
+    shortage = client_round.shortage(error.__cause__)
+    if shows_exact or shortage is not None:
+      raise
+    raise faults.too_many(round_num) from None
+
+
+def _advanced(
+    opened: _OpenRun,
     state: run_state.RunState,
-    number: int,
-) -> bool:
-  """True if the rounds, or the budget, are spent."""
-  return number >= training.total or (
-      rounds is not None and not rounds.fits_budget(state.process, state.source)
-  )
-
-
-def _roll_back(
-    rounds: private_rounds.PrivateRoundRunner,
-    state: run_state.RunState,
-    done: private_rounds.Done,
+    result: private_rounds.RoundResult,
 ) -> run_state.RunState:
-  """The state after a round was undone, which stays charged."""
-  # Draw another cohort: amplification by sampling holds for one sum a draw.
+  """Returns the state after a round; its loop state is still the old one."""
+  state = state._replace(
+      process=result.output.state, data_position=result.next_position
+  )
+  if opened.private is None:
+    return state
   return state._replace(
-      process=private_rounds.keep_noise(
-          state.process, after=done.output.state
-      ),
-      source=done.after,
-      ledger=rounds.head,
-      noise=rounds.noise,
+      ledger=opened.private.head, noise=opened.private.noise
   )
 
 
-def _seconds(training: TrainingRun) -> str:
-  """The name under which the time of a round is released."""
-  return 'seconds' if training.PRIVACY_UNIT is None else f'{EXACT}seconds'
+def _undone(
+    opened: _OpenRun,
+    state: run_state.RunState,
+    result: private_rounds.RoundResult,
+) -> run_state.RunState:
+  """Returns the state after a round was undone; the round stays charged."""
+  process = private_rounds.keep_noise(state.process, after=result.output.state)
+  # The next round has another cohort: amplification by sampling holds for one
+  # sum a draw.
+  return _advanced(opened, state, result)._replace(process=process)
 
 
-def _shown(
-    training: TrainingRun, metrics: Mapping[str, float]
-) -> dict[str, float]:
-  """The metrics that may be shown."""
-  return {
-      name: value
-      for name, value in metrics.items()
-      if training.shows_exact or not name.startswith(EXACT)
-  }
+def _evaluate(
+    training: TrainingRun[Any, Any, LoopState],
+    loop_state: LoopState,
+    weights: weights_lib.Weights,
+) -> tuple[LoopState, dict[str, float]]:
+  """Returns the new loop state, and metrics of the dev set if there is one."""
+  metrics = {}
+  if training.evaluator is not None:
+    found = training.evaluator(weights).metrics()
+    metrics = {f'dev_{name}': value for name, value in found.items()}
+  return training.after_evaluation(loop_state, weights, metrics), metrics
 
 
-def figures(
-    training: TrainingRun, metrics: Mapping[str, float], *, private: bool
+def format_metrics(
+    metrics: Mapping[str, float],
+    *,
+    target_epsilon: Optional[float],
+    is_private: bool,
 ) -> dict[str, str]:
   """Returns what the progress display shows of a round's metrics.
 
+  >>> format_metrics(
+  ...     {'train_loss': 2.345, 'epsilon': 1.5},
+  ...     target_epsilon=8.0,
+  ...     is_private=True,
+  ... )
+  {'loss': '2.35', 'epsilon': '1.5 of 8'}
+
   Args:
-    training: The run.
-    metrics: Those that may be shown.
-    private: False if their epsilon is to be called NOT PRIVATE.
+    metrics: Metrics that may be shown.
+    target_epsilon: Epsilon at which the run ends, or None.
+    is_private: False marks the epsilon as NOT PRIVATE.
   """
-  found = {name.removeprefix(EXACT): value for name, value in metrics.items()}
+  found = {
+      name.removeprefix(EXACT_PREFIX): value for name, value in metrics.items()
+  }
   if found.get('seconds') and 'audio_sec' in found:
     found['audio'] = found['audio_sec'] / found['seconds']
   if found.get('padded_sec'):
@@ -562,107 +656,181 @@ def figures(
   if 'store_bytes' in found:
     found['store'] = found['store_bytes'] / 1e9
   shown = {
-      label: 'none' if math.isnan(found[name]) else form(found[name])
-      for name, (label, form) in _FIGURES.items()
+      label: 'none' if math.isnan(found[name]) else text(found[name])
+      for name, (label, text) in _DISPLAYED.items()
       if name in found
   }
-  target = training.privacy.target_epsilon
-  if target is not None and 'epsilon' in shown:
-    shown['epsilon'] += f' of {target:g}'
-  if not private and 'epsilon' in shown:
+  if target_epsilon is not None and 'epsilon' in shown:
+    shown['epsilon'] += f' of {target_epsilon:g}'
+  if not is_private and 'epsilon' in shown:
     shown['epsilon'] += ' (NOT PRIVATE)'
   return shown
 
 
-async def _resume_or_begin(
+async def _open(
+    training: TrainingRun, stack: contextlib.AsyncExitStack
+) -> tuple[_OpenRun, run_state.RunState, int]:
+  """Opens a run's folder and ledger until the stack ends.
+
+  Returns:
+    The open run, the state to continue from, and its number of rounds.
+  """
+  process_state = await training.initialize()
+  sampling = training.sampling
+  if sampling is not None:
+    private_rounds.check_first_round(
+        process_state,
+        sampling=sampling,
+        settings=training.privacy,
+        inherited=read_inherited(training).charges,
+    )
+  public = check_public_data(training, process_state)
+  # Only now: what is wrong with the process must not leave a folder behind.
+  folder = stack.enter_context(run_dir.RunDir(
+      training.output_dir,
+      configuration=training.configuration,
+      model_spec=training.model_spec,
+      keep_last=training.settings.keep_last,
+      keep_every=training.settings.keep_every,
+  ))
+  key = () if sampling is None else keys.draw_or_fix(
+      training.privacy.noise_seed
+  )
+  initial = run_state.RunState(
+      process_state,
+      training.init_data_position(),
+      ledger_lib.Head(0, ''),
+      private_rounds.NoiseState(key, np.int64(0)),
+      training.init_loop_state(process_state.global_model_weights),
+  )
+  # Otherwise this variable would keep the weights in memory to the end.
+  del process_state
+  saved, round_num, problem = await run_state.load(folder, initial)
+  if saved is None:
+    state, ledger = _begin(training, folder, initial, public, stack)
+    await run_state.save(folder, state, 0)
+  else:
+    _check_same_process(training, saved.process, initial.process)
+    logging.info('Resuming after %s %d.', training.step_name, round_num)
+    state = saved
+    ledger = _resume_ledger(training, folder, saved, public, stack)
+    if sampling is not None:
+      state = _resume_keys(
+          training, folder, ledger, saved, round_num,
+          initial=initial, secrets_problem=problem,
+      )
+  # When resuming, too: the data may have grown.
+  public_data.write(folder.path, public.sources)
+  private, shows_exact = None, True
+  if sampling is not None:
+    private = private_rounds.PrivateRoundRunner(
+        ledger=ledger,
+        noise=state.noise,
+        sampling=sampling,
+        configuration=run_dir.digest(training.configuration),
+        settings=training.privacy,
+    )
+    claims_epsilon = private.claims_epsilon(state.process)
+    shows_exact = training.privacy.exact_metrics or not claims_epsilon
+    if claims_epsilon and shows_exact:
+      ledger.note_once('exact_metrics')  # Before they are shown.
+  opened = _OpenRun(training, folder, ledger, private, public, shows_exact)
+  return opened, state, round_num
+
+
+def _begin(
     training: TrainingRun,
     folder: run_dir.RunDir,
-    state: run_state.RunState,
+    initial: run_state.RunState,
+    public: public_data.Check,
     stack: contextlib.AsyncExitStack,
-) -> tuple[run_state.RunState, int, Optional[ledger_lib.Ledger]]:
-  """The state to continue from, its number, and the ledger if there is one.
-
-  A new run's state is saved. The ledger stays open until the stack ends.
-  """
-  saved, number, problem = await run_state.load(folder, state)
-  if saved is not None:
-    _check_frozen(saved.process, state.process)
-    if training.sampling is not None:
-      private_rounds.check_devices_noise(saved.process, state.process)
-    logging.info('Resuming after %s %d.', training.UNIT, number)
-    if not saved.ledger.digest:
-      return saved, number, None
-    path = folder.file(run_dir.LEDGER)
-    ledger = stack.enter_context(ledger_lib.resume(path, head=saved.ledger))
-    _check_invalidations(training, ledger)
-    if training.sampling is None:
-      return saved, number, ledger
-    if folder.length_changed:
-      logging.warning(
-          'This run is to end elsewhere than when it began: the statement will '
-          'say so.'
-      )
-      ledger.note_once('length_changed')
-    is_copy = int(saved.noise.file_identity) != ledger.file_identity
-    if is_copy:
-      logging.warning(
-          'This run folder is a copy or was restored: it gets new keys, since '
-          'the run that it was copied from may go on with the old.'
-      )
-      # Before the new keys are on disk: a kill between leaves the note twice.
-      ledger.note('copied')
-    elif problem and number < training.total:
-      logging.warning(
-          '%s %s: state %d goes on under new keys, and rounds after it that the'
-          ' ledger has are charged anew.',
-          folder.file(run_dir.SECRETS), problem, number,
-      )
-    if is_copy or problem:
-      saved = run_state.renewed(
-          folder,
-          saved,
-          number,
-          initial=state,
-          sampling=training.sampling,
-          file_identity=ledger.file_identity,
-      )
-    return saved, number, ledger
+) -> tuple[run_state.RunState, Optional[ledger_lib.Ledger]]:
+  """Starts the ledger of a new run, if it has one."""
   parent = parent_ledger(training)
-  ledger = None
-  if training.sampling is not None or parent is not None:
-    ledger = stack.enter_context(private_rounds.create_ledger(
-        folder,
-        parent,
-        invalidations=[
-            *training.privacy.invalidations, *training.public.invalidations
-        ],
-        privacy_unit=(
-            None if training.sampling is None else training.PRIVACY_UNIT
-        ),
-    ))
-    noise = state.noise._replace(
-        file_identity=np.int64(ledger.file_identity)
-    )
-    state = state._replace(ledger=ledger.head, noise=noise)
-  await run_state.save(folder, state, 0)
-  return state, 0, ledger
+  if training.sampling is None and parent is None:
+    return initial, None
+  ledger = stack.enter_context(private_rounds.create_ledger(
+      folder,
+      parent,
+      invalidations=[*training.privacy.invalidations, *public.invalidations],
+      privacy_unit=(
+          None if training.sampling is None else training.privacy_unit
+      ),
+  ))
+  noise = initial.noise._replace(file_identity=np.int64(ledger.file_identity))
+  return initial._replace(ledger=ledger.head, noise=noise), ledger
 
 
-def _check_invalidations(
-    training: TrainingRun, ledger: ledger_lib.Ledger
-) -> None:
-  """Raises ValueError if data are shared that the run did not begin with."""
-  new = set(training.public.invalidations) - set(ledger.contents.invalidations)
+def _resume_ledger(
+    training: TrainingRun,
+    folder: run_dir.RunDir,
+    saved: run_state.RunState,
+    public: public_data.Check,
+    stack: contextlib.AsyncExitStack,
+) -> Optional[ledger_lib.Ledger]:
+  """Opens the ledger of a resumed run, if it has one."""
+  if not saved.ledger.digest:
+    return None
+  ledger = stack.enter_context(
+      ledger_lib.resume(folder.file(run_dir.LEDGER), head=saved.ledger)
+  )
+  new = set(public.invalidations) - set(ledger.contents.invalidations)
   if new:
     raise ValueError(
         f'{"; ".join(sorted(new))}, which the ledger of {training.output_dir} '
         'does not say: put the data back that the run began with, or take '
         'another output_dir.'
     )
+  if training.sampling is not None and folder.length_changed:
+    logging.warning(
+        'This run is to end elsewhere than when it began: the statement will '
+        'say so.'
+    )
+    ledger.note_once('length_changed')
+  return ledger
 
 
-def _check_frozen(saved: process_lib.State, built: process_lib.State) -> None:
-  """Raises ValueError if a saved state is of a process that freezes others."""
+def _resume_keys(
+    training: TrainingRun,
+    folder: run_dir.RunDir,
+    ledger: ledger_lib.Ledger,
+    saved: run_state.RunState,
+    round_num: int,
+    *,
+    initial: run_state.RunState,
+    secrets_problem: str,
+) -> run_state.RunState:
+  """Returns the saved state, under new keys if its own may not be used."""
+  is_copy = int(saved.noise.file_identity) != ledger.file_identity
+  if is_copy:
+    logging.warning(
+        'This run folder is a copy or was restored: it gets new keys, since '
+        'the run that it was copied from may continue with the old ones.'
+    )
+    # Before the new keys are on disk: a kill in between repeats the note.
+    ledger.note('copied')
+  elif secrets_problem and round_num < training.total_rounds:
+    logging.warning(
+        '%s %s: the run continues from state %d under new keys, and rounds '
+        'after it that the ledger contains are charged again.',
+        folder.file(run_dir.SECRETS), secrets_problem, round_num,
+    )
+  if not is_copy and not secrets_problem:
+    return saved
+  return run_state.renewed(
+      folder,
+      saved,
+      round_num,
+      initial=initial,
+      sampling=training.sampling,
+      file_identity=ledger.file_identity,
+  )
+
+
+def _check_same_process(
+    training: TrainingRun, saved: process_lib.State, built: process_lib.State
+) -> None:
+  """Raises ValueError if a saved state belongs to another learning process."""
   before, now = map(process_lib.frozen_layers, (saved, built))
   if before != now:
     raise ValueError(
@@ -670,111 +838,63 @@ def _check_frozen(saved: process_lib.State, built: process_lib.State) -> None:
         f'{len(now)} or others: put the scores that it began with back, or '
         'take another output_dir.'
     )
-
-
-def _private_rounds(
-    training: TrainingRun,
-    ledger: Optional[ledger_lib.Ledger],
-    state: run_state.RunState,
-) -> Optional[private_rounds.PrivateRoundRunner]:
-  """The runner that charges rounds; None if they are not private."""
-  if training.sampling is None:
-    return None
-  return private_rounds.PrivateRoundRunner(
-      ledger=ledger,
-      noise=state.noise,
-      sampling=training.sampling,
-      configuration=run_dir.digest(training.configuration),
-      settings=training.privacy,
-  )
-
-
-async def _next_round(
-    training: TrainingRun,
-    rounds: Optional[private_rounds.PrivateRoundRunner],
-    state: run_state.RunState,
-    *,
-    number: int,
-) -> private_rounds.Done:
-  """Draws, trains, and charges what is private."""
-  if rounds is not None:
-    try:
-      return await rounds.run(
-          training.next,
-          state.process,
-          draw=training.draw,
-          cohort_state=state.source,
-      )
-    except client_round.ClientTimeoutError:
-      if training.shows_exact:
-        raise
-      # The message has the client's place in the cohort, and its size.
-      raise client_round.ClientTimeoutError(
-          f'A client of round {number} hangs, or CLIENT_TIMEOUT_SEC is too low.'
-      ) from None
-    except client_round.ClientError as error:
-      shortage = client_round.shortage(error.__cause__)
-      if training.shows_exact or shortage is not None:
-        raise
-      raise faults.too_many(number) from None
-  drawn, after = training.draw(state.source)
-  output = await training.next(state.process, drawn)
-  return private_rounds.Done(output, drawn, after)
+  if training.sampling is not None:
+    private_rounds.check_devices_noise(saved, built)
 
 
 def _finish(
-    training: TrainingRun,
-    folder: run_dir.RunDir,
-    state: run_state.RunState,
-    number: int,
-    ledger: Optional[ledger_lib.Ledger],
+    opened: _OpenRun, state: run_state.RunState, round_num: int
 ) -> dict[str, Any]:
   """Writes the model, the statement and the results; returns the results."""
-  weights, own_results = training.finish(state)
+  training, folder, ledger = opened.training, opened.folder, opened.ledger
+  weights, own_results = training.export(state)
   folder.write_model(
       weights,
       tokens=training.tokens,
       ledger=None if ledger is None else ledger.head,
   )
-  if number >= training.total:
-    ended_by = f'NUM_{training.UNIT.upper()}S'
+  if round_num >= training.total_rounds:
+    ended_by = f'NUM_{training.step_name.upper()}S'
   else:
     ended_by = 'PATIENCE' if training.sampling is None else 'TARGET_EPSILON'
   metrics = folder.read_metrics()
   results = {
-      f'{training.UNIT}s': number,
+      f'{training.step_name}s': round_num,
       'ended_by': ended_by,
       **own_results,
       **{name: metrics[name] for name in metrics if name.startswith('dev_')},
   }
-  if training.shows_exact:
-    seconds = metrics.get(_seconds(training), {}).values()
+  if opened.shows_exact:
+    seconds = metrics.get(opened.seconds_name, {}).values()
     results['seconds'] = round(sum(seconds), 3)
   if ledger is not None and ledger.contents.rounds:
-    query_state, delta = None, None
-    if training.sampling is not None:
-      query_state = private_rounds.query_state(state.process)
-      delta = training.privacy.delta_of(
-          training.sampling, ledger.contents.rounds
-      )
-    stated = run_privacy.write_statement(
-        folder,
-        ledger,
-        query_state,
-        delta=delta,
-        inputs=[
-            name
-            for name, used in (
-                ('the seed model', training.init_from_run),
-                ('the layer scores', training.scores_run),
-                ('the dev set', training.evaluator),
-            )
-            if used is not None
-        ],
-        public=training.public.words,
-        tokens=training.tokens and training.pipeline.tokenizer.source,
-    )
-    results['privacy'] = stated.fields
-    print(stated)
+    results['privacy'] = _write_statement(opened, state)
   files.write_json(folder.file(run_dir.RESULTS), results)
   return results
+
+
+def _write_statement(
+    opened: _OpenRun, state: run_state.RunState
+) -> dict[str, Any]:
+  """Writes and prints the privacy statement; returns its fields."""
+  training, ledger = opened.training, opened.ledger
+  query_state, delta = None, None
+  if training.sampling is not None:
+    query_state = private_rounds.query_state(state.process)
+    delta = training.privacy.delta_of(
+        training.sampling, ledger.contents.rounds
+    )
+  inputs = [*training.parent_runs]
+  if training.evaluator is not None:
+    inputs.append('the dev set')
+  stated = run_privacy.write_statement(
+      opened.folder,
+      ledger,
+      query_state,
+      delta=delta,
+      inputs=inputs,
+      public=opened.public.words,
+      tokens=training.tokens and training.pipeline.tokenizer.source,
+  )
+  print(stated)
+  return stated.fields

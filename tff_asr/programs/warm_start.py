@@ -1,12 +1,12 @@
 """Warm start: the weights of another run, and the scores of its layers.
 
-A run of `central` or `federated` gives its whole model. A run of `pretrain`
-gives its encoder, by the names of the weights: the head is drawn anew from the
-run's seed, and weights that only pre-training needs are left behind.
+A run of `central` or `federated` gives its whole model. A run of `pretraining`
+gives its encoder, matched by the names of the weights: the head is drawn from
+the new run's seed, and weights that only pre-training needs are dropped.
 
-A public run of `pretrain` also writes a table of its layers' scores into its
-folder. `learning.layer_freeze` uses it to choose the layers to freeze. A second
-table has the norms of single gradients, to choose the clip by.
+A public pre-training run also writes two tables into its folder: scores of its
+layers, by which `learning.layer_freeze` chooses the layers to freeze, and norms
+of gradients by example, from which to choose the clip.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,15 +37,15 @@ def updated(
     model: ctc.CtcModel,
     tokens: str,
 ) -> weights_lib.Weights:
-  """Returns a model's first weights, as far as possible from another run.
+  """Returns initial weights with those that another run provides.
 
-  A logged line says which weights are taken and which are new.
+  A printed line says which weights are taken and which are new.
 
   Args:
-    weights: As drawn, float32 by name.
+    weights: Randomly initialized weights, float32 by name.
     run: Folder of a finished run.
-    model: What the weights are for.
-    tokens: Identity of its tokens; empty for further pre-training.
+    model: The model to initialize.
+    tokens: Identity of its tokens; '' for further pre-training.
 
   Returns:
     Tensors by name.
@@ -57,16 +57,16 @@ def updated(
   leaves = model_file.read(_path(run))
   if not _is_of_encoder(run, tokens):
     taken = leaves
-    print(f'seed: {run}: all of its model is taken, {_size(model.specs)}.')
+    print(f'seed: {run}: the whole model is taken, {_size(model.specs)}.')
   else:
     specs = model.encoder.specs
     taken = {name: leaves[name] for name in specs}
     new = weights_lib.without(specs, model.specs)
     left = weights_lib.without(specs, leaves)
     print(
-        f'seed: {run} is pre-trained: of it the encoder is taken, '
-        f'{_size(specs)}; new: {", ".join(sorted(new))} '
-        f'({weights_lib.count(new):,} parameters); left behind: '
+        f'seed: {run} is a pre-trained encoder without a CTC head: the encoder '
+        f'is taken, {_size(specs)}; new: {", ".join(sorted(new))} '
+        f'({weights_lib.count(new):,} parameters); dropped: '
         f'{", ".join(sorted(left))}.'
     )
   return weights_lib.to_tensors(weights_lib.updated(weights, taken))
@@ -76,8 +76,8 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
   """Checks that a run has weights for a model, without reading them.
 
   Raises:
-    ValueError: As `run_dir.check_model`; or the run is pre-trained, and its
-      encoder has other names or shapes: the message says which.
+    ValueError: As `run_dir.check_model`; or a weight of the pre-trained encoder
+      has another name or shape, which the message tells.
   """
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(run, model=model, tokens=tokens)
@@ -94,7 +94,7 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
 def write_scores(
     run: str, squares: Mapping[str, float], *, specs: weights_lib.Specs
 ) -> None:
-  """Writes the table.
+  """Writes the table of layer scores.
 
   Args:
     run: The run's folder.
@@ -119,24 +119,24 @@ def write_norms(
     specs: weights_lib.Specs,
     clips: Sequence[float],
 ) -> list[str]:
-  """Writes norms of gradients by example, and what clips would clip of them.
+  """Writes the table of gradient norms, and the shares that clips would clip.
 
-  The first row is of all layers: its `global` shares are of examples, its
-  others the mean of the layers'.
+  The first row covers the whole model: its `global` shares are shares of
+  examples, the others means over layers.
 
   Args:
     run: The run's folder.
-    norms: float64 [N] by layer, of N examples.
+    norms: float64 [N] by layer, for N examples.
     specs: Specs of the layers; none is frozen.
     clips: Values of C.
 
   Returns:
-    The first row in words, a sentence a clip.
+    The first row in words, one sentence for each clip.
   """
   names = sorted(specs)
   sizes = [math.prod(specs[name].shape) for name in names]
   by_layer = np.stack([norms[name] for name in names])
-  everything = np.linalg.norm(by_layer, axis=0)
+  all_norms = np.linalg.norm(by_layer, axis=0)
   shares = {
       (split, clip): np.mean(
           by_layer > clip * np.array(divide(sizes))[:, np.newaxis], axis=1
@@ -153,35 +153,35 @@ def write_norms(
       + [f'{split}_{clip:g}' for split, clip in shares]
   )
   quantiles = lambda values: list(np.quantile(values, [0.5, 0.9]))
-  of_all = [float(np.mean(everything > clip)) for clip in clips]
+  of_all = [float(np.mean(all_norms > clip)) for clip in clips]
   table.writerow(
-      ['all', sum(sizes), *quantiles(everything), *of_all]
+      ['all', sum(sizes), *quantiles(all_norms), *of_all]
       + [np.mean(found) for found in shares.values()]
   )
-  for place, name in enumerate(names):
+  for index, name in enumerate(names):
     table.writerow(
-        [name, sizes[place], *quantiles(by_layer[place])]
+        [name, sizes[index], *quantiles(by_layer[index])]
         + [''] * len(clips)
-        + [found[place] for found in shares.values()]
+        + [found[index] for found in shares.values()]
     )
   files.write_text(os.path.join(run, _NORMS), text.getvalue())
   return [
-      f'C = {clip:g} clips {share:.0%} of {len(everything)} public gradients; '
+      f'C = {clip:g} clips {share:.0%} of {len(all_norms)} public gradients; '
       + ', '.join(
           f'{np.mean(found):.0%} of their layers by {split}'
-          for (split, of), found in shares.items()
-          if of == clip
+          for (split, clip_of), found in shares.items()
+          if clip_of == clip
       )
-      + f' (median norm {np.median(everything):.3g}).'
+      + f' (median norm {np.median(all_norms):.3g}).'
       for clip, share in zip(clips, of_all)
   ]
 
 
 def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
-  """The scores of the layers of `specs`.
+  """Returns the scores of the layers of `specs`.
 
   Raises:
-    ValueError: The run has no table, or none with all of these layers.
+    ValueError: The run has no table, or a layer is missing from it.
   """
   path = os.path.join(run, _SCORES)
   if not os.path.exists(path):
@@ -209,11 +209,11 @@ def frozen(
     model: client_update.Model,
     freeze: layer_freeze.LayerFreeze,
 ) -> list[str]:
-  """The layers of an encoder to freeze while clients train the model.
+  """Returns the encoder layers to freeze while clients train the model.
 
   Args:
     run: Folder of the public warm start of this encoder.
-    model: What is not of its encoder is trained.
+    model: The model; layers outside of its encoder are trained.
     freeze: Chooses among the encoder's layers.
 
   Raises:
@@ -224,7 +224,7 @@ def frozen(
 
 
 def _is_of_encoder(run: str, tokens: str) -> bool:
-  """True to take the encoder only: the run has no tokens, the model has."""
+  """Whether to load the encoder only."""
   return bool(tokens) and not model_file.read_header(_path(run)).tokens
 
 

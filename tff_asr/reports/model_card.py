@@ -210,7 +210,7 @@ def _exports(
         f'{100 * each.errors.rate:.1f}',
         f'{gap:+.1f}',
     ])
-  private = public_data.of_figures(run.path, client_data.load(data_dir))
+  private = public_data.count_overlap(run.path, client_data.load(data_dir))
   return '\n\n'.join(filter(None, [
       f'Checked on {first.num_utterances:,} utterances '
       f'({first.errors.words:,} words) of {_base(data_dir)}, of which the '

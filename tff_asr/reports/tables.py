@@ -261,7 +261,10 @@ def rate(row: Row) -> str:
 def megabytes_per_round(row: Row) -> str:
   """Megabytes of a client in a round."""
   found = row.result('bytes_per_client_and_round')
-  return f'{found["down"] / 1e6:.2f} + {found["up"] / 1e6:.2f}' if found else ''
+  if not found:
+    return ''
+  sizes = found['download_bytes'], found['upload_bytes']
+  return ' + '.join(f'{size / 1e6:.2f}' for size in sizes)
 
 
 def seconds(row: Row) -> str:
