@@ -26,6 +26,15 @@ from tff_asr.data import records
 from tff_asr.data import schema
 
 
+_CLIENT_RECORDS_TYPE = tff.to_type(
+    records.ClientRecords(
+        client_id=np.str_,
+        shard=np.int64,
+        offsets=tff.TensorType(np.int64, [None]),
+    )
+)
+
+
 def load(
     path: str | os.PathLike[str],
     *,
@@ -123,15 +132,6 @@ def training_examples(
     )
 
   return open_client, None
-
-
-_CLIENT_RECORDS_TYPE = tff.to_type(
-    records.ClientRecords(
-        client_id=np.str_,
-        shard=np.int64,
-        offsets=tff.TensorType(np.int64, [None]),
-    )
-)
 
 
 def verify(path: str | os.PathLike[str]) -> None:
@@ -278,6 +278,7 @@ class SpeechClientData(RecordClientData):
 
     @tf.autograph.experimental.do_not_convert
     def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
+      # Not a tf.lookup table, which each caller would have to initialize.
       is_client = tf.equal(tf.constant(clients.client_ids), client_id)
       check = tf.debugging.Assert(
           tf.reduce_any(is_client),
@@ -325,6 +326,7 @@ class SpeechClientData(RecordClientData):
     for one, other in zip(selected, selected[1:]):
       if one == other:
         raise ValueError(f'client_ids contains {one} twice.')
+    # The rows keep their stretches of the offsets, which stay as they are.
     columns = (column[rows] for column in self._clients[1:])
     clients = index.Clients(selected, *columns)
     return SpeechClientData(index.Index(self._corpus, clients, self._offsets))

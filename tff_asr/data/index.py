@@ -161,6 +161,7 @@ def write(
       },
       'origin': dict(origin),
   }
+  # Last, so that a folder with a corpus.json has all files that it names.
   with open(os.path.join(folder, CORPUS_FILE), 'w', encoding='utf-8') as f:
     json.dump(corpus, f, indent=1, ensure_ascii=False)
     f.write('\n')
@@ -186,6 +187,8 @@ def read(folder: str | os.PathLike[str]) -> Index:
         f'{os.path.join(path, OFFSETS_FILE)} has {len(offsets)} records,'
         f' {CORPUS_FILE} {corpus.num_utterances}; write the corpus again.'
     )
+  # By size only: their checksums would take as long as an epoch. A damaged
+  # record is found when it is read.
   for shard in corpus.shards:
     name = os.path.join(path, shard.name)
     if not os.path.isfile(name):
@@ -342,6 +345,7 @@ def _parse_clients(corpus: Corpus, content: bytes) -> Clients:
         num_records=corpus.num_utterances,
         num_shards=len(corpus.shards),
     )
+  # OverflowError: a number that does not fit int64.
   except (OverflowError, TypeError, ValueError) as e:
     raise ValueError(
         f'{os.path.join(corpus.path, CLIENTS_FILE)} is damaged or of another'

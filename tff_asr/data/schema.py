@@ -89,6 +89,7 @@ def serialize(
           }
       )
   )
+  # The same bytes each time: shards are compared by their checksums.
   return example.SerializeToString(deterministic=True)
 
 
@@ -150,6 +151,7 @@ def _decode_pcm(
       2 * features[NUM_SAMPLES],
   )
   with tf.control_dependencies([check]):
+    # A fixed length pads short audio with zeros and cuts what is longer.
     return tf.io.decode_raw(
         features[AUDIO],
         tf.int16,

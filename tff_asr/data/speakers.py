@@ -47,6 +47,7 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   corpus, clients, _ = index.read(folder)
   path = os.path.join(corpus.path, SPEAKERS_FILE)
   content = _to_tsv(clients.client_ids, attributes) if attributes else None
+  # Other entries of corpus.json stay as they are.
   named = {k: v for k, v in corpus.files.items() if k != SPEAKERS_FILE}
   origin = {k: v for k, v in corpus.origin.items() if k != 'attributes'}
   if content is not None:
@@ -58,6 +59,8 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   found = _read(path)
   if (content, named, origin) == (found, corpus.files, corpus.origin):
     return False
+  # A crash leaves a file whose checksum corpus.json lacks, which `read` ignores
+  # or reports, and never a checksum without a file.
   if content is not None:
     files.write(path, content)
   corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
@@ -120,6 +123,7 @@ def _to_tsv(client_ids: Sequence[str], attributes: Attributes) -> bytes:
     values = []
     for name, by_client in attributes.items():
       stated = by_client.get(client_id, ())
+      # Contradictory values name no group, so they are left empty.
       value = next(iter(stated)) if len(stated) == 1 else ''
       if not value.isprintable():
         raise ValueError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 import json
 import os
-from typing import Any
+from typing import Any, TypedDict
 
 from tff_asr import files
 from tff_asr.data import index
@@ -12,7 +12,23 @@ from tff_asr.data import schema
 SUMMARY_FILE = 'summary.json'
 DROPPED_FILE = 'dropped.tsv'
 
-Summary = dict[str, Any]
+
+class Summary(TypedDict, total=False):
+  """A split's entry of summary.json; `build` describes the fields.
+
+  `shared`, which conversion adds, has how many recordings are in other parts.
+  """
+
+  num_clients: int
+  num_utterances: int
+  hours: float
+  minutes_per_client: dict[str, float]
+  dropped: Mapping[str, int]
+  changed: Mapping[str, float]
+  attributes: Mapping[str, Mapping[str, int]]
+  copies: Mapping[str, int]
+  shared: Mapping[str, int]
+
 
 _COLUMNS = (
     'subset', 'hours', 'utterances', 'speakers',
@@ -134,7 +150,8 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
     known = files.parse_json(files.read(path))
   except (OSError, ValueError):
     known = {}
-  # Forget splits that were deleted since.
+  # Another command may have written other splits. Forget those that were
+  # deleted since.
   known = {
       name: summary
       for name, summary in known.items()
@@ -143,7 +160,7 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
   write(path, dict(sorted((known | dict(summaries)).items())))
 
 
-def write(path: str, content: Mapping[str, Any]) -> None:
+def write(path: str, content: Mapping[str, object]) -> None:
   """Writes indented JSON with non-ASCII letters as they are."""
   files.write_text(
       path, json.dumps(content, indent=1, ensure_ascii=False) + '\n'
