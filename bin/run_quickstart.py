@@ -31,7 +31,6 @@ import subprocess
 import sys
 import time
 import types
-from typing import Any
 import zlib
 
 from absl import flags
@@ -240,7 +239,7 @@ def _train(run: str, shards: Mapping[str, str]) -> None:
   )
 
 
-def _source_settings(run: str, shards: Mapping[str, str]) -> dict[str, Any]:
+def _source_settings(run: str, shards: Mapping[str, str]) -> dict[str, object]:
   """Settings for a corpus of few speakers, who have much to say."""
   cohort_size = min(_MAX_COHORT_SIZE, max(1, _num_clients(shards) // 2))
   if run == 'seed':
@@ -267,7 +266,7 @@ def _num_clients(shards: Mapping[str, str]) -> int:
     return sum(1 for _ in f) - 1
 
 
-def _gin(experiment: str, **settings: Any) -> list[str]:
+def _gin(experiment: str, **settings: object) -> list[str]:
   """Flags for an experiment file with settings."""
   return [f'--gin_file=gin/experiments/{experiment}.gin'] + [
       f'--gin_param={name} = {value!r}' for name, value in settings.items()

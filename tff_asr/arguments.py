@@ -19,14 +19,14 @@ _TYPES = {
 }
 
 
-def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+def annotations(function: Callable[..., object]) -> dict[str, object]:
   """The annotations of a function's, or a class's, arguments by name."""
   if inspect.isclass(function) and '__init__' in vars(function):
     function = function.__init__
   return typing.get_type_hints(function)
 
 
-def missing(function: Callable[..., Any], given: Collection[str]) -> list[str]:
+def missing(function: Callable[..., object], given: Collection[str]) -> list[str]:
   """The arguments without a default that are not among those given."""
   return [
       name
@@ -38,14 +38,14 @@ def missing(function: Callable[..., Any], given: Collection[str]) -> list[str]:
   ]
 
 
-def mismatch(value: Any, annotation: Any) -> str:
+def mismatch(value: object, annotation: object) -> str:
   """`must be an integer, found 'x'.` for a value of another type, else ''."""
   if _is_of_type(value, annotation):
     return ''
   return f'must be {_describe(annotation)}, found {_shown(value)}.'
 
 
-def _is_of_type(value: Any, annotation: Any) -> bool:
+def _is_of_type(value: object, annotation: object) -> bool:
   """True if a value is of an annotated type; an int is a float, too.
 
   Annotations other than classes, unions, sequences and callables allow all.
@@ -68,7 +68,7 @@ def _is_of_type(value: Any, annotation: Any) -> bool:
   return isinstance(value, origin)
 
 
-def _describe(annotation: Any) -> str:
+def _describe(annotation: object) -> str:
   """An annotation in words: `an integer or None`."""
   origin = typing.get_origin(annotation) or annotation
   if origin in (typing.Union, types.UnionType):
@@ -81,7 +81,7 @@ def _describe(annotation: Any) -> str:
   return _TYPES.get(origin) or f'a {getattr(origin, "__name__", origin)}'
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
   """A value on one line, without addresses."""
   if isinstance(value, (bool, int, float, str, list, tuple, type(None))):
     return repr(value)

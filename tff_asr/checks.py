@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import types
-from typing import Any
 
 
 class Problems(ValueError):
@@ -127,7 +126,7 @@ def below_one(**values: float) -> None:
   )
 
 
-def one_of(allowed: Collection[Any], /, **values: Any) -> None:
+def one_of(allowed: Collection[object], /, **values: object) -> None:
   """Raises ValueError unless each value is among the allowed ones."""
   names = ', '.join(repr(option) for option in allowed)
   _check_all(values, lambda v: v in allowed, f'one of {names}')
@@ -157,7 +156,7 @@ def output_folders(**paths: str) -> None:
 
 
 def _check_all(
-    values: Mapping[str, Any], is_good: Callable[[Any], bool], wanted: str
+    values: Mapping[str, object], is_good: Callable[[object], bool], wanted: str
 ) -> None:
   """Raises ValueError for the values that are not good, together."""
   raise_errors([
@@ -167,9 +166,9 @@ def _check_all(
   ])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
   return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
   return isinstance(value, int) and not isinstance(value, bool)

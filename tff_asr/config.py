@@ -24,7 +24,6 @@ import os
 import re
 import sys
 import tokenize
-from typing import Any
 
 import gin
 
@@ -68,11 +67,11 @@ _NOISE = re.compile(r' In bindings string line .*$| on line \d+: <[^>]*>')
 
 
 def bind(
-    program: Callable[..., Any],
+    program: Callable[..., object],
     *,
     gin_files: Sequence[str],
     gin_params: Sequence[str] = (),
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
   """Returns `program` with the arguments that gin files and overrides give it.
 
   Args:
@@ -199,7 +198,7 @@ def model_spec(*macros: str) -> str:
     raise ConfigError(f'{" or ".join(macros)} cannot be saved: {e}.') from e
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> object:
   """A bound value as `model_spec` writes it."""
   if isinstance(value, gin.config.ConfigurableReference):
     with gin.config_scope(value.scopes or gin.current_scope()):
@@ -322,8 +321,8 @@ def _macro_problems(config: str) -> list[str]:
 
 
 def _preflight(
-    function: Callable[..., Any],
-    bindings: Mapping[str, Any],
+    function: Callable[..., object],
+    bindings: Mapping[str, object],
     given: Collection[str] = (),
 ) -> list[str]:
   """Complaints about the arguments of a program and its parts, by macro.
@@ -346,12 +345,12 @@ def _preflight(
     value = _macro_value(binding)
     if _has_references(value):
       continue
-    if problem := arguments.mismatch(value, hints.get(name, Any)):
+    if problem := arguments.mismatch(value, hints.get(name, object)):
       problems.append(f'{_name(function, name, binding)} {problem}')
   return problems
 
 
-def _reference_problems(binding: Any) -> list[str]:
+def _reference_problems(binding: object) -> list[str]:
   """Complaints about the parts that a bound value refers to."""
   problems = []
   for reference in gin.config.iterate_references(binding):
@@ -367,19 +366,19 @@ def _reference_problems(binding: Any) -> list[str]:
   return problems
 
 
-def _macro_value(value: Any) -> Any:
+def _macro_value(value: object) -> object:
   """What a macro stands for, through other macros; other values unchanged."""
   while _has_references(value) and str(value).startswith('%'):
     value = gin.query_parameter(str(value))
   return value
 
 
-def _has_references(value: Any) -> bool:
+def _has_references(value: object) -> bool:
   """True for a reference to a part, and for a container of one."""
   return any(True for _ in gin.config.iterate_references(value))
 
 
-def _name(function: Callable[..., Any], name: str, binding: Any) -> str:
+def _name(function: Callable[..., object], name: str, binding: object) -> str:
   """A user's name of an argument: its macro, if it is set by one."""
   if str(binding).startswith('%'):
     return str(binding)[1:]

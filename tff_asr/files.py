@@ -66,7 +66,7 @@ def write_text(path: str, text: str) -> None:
   write(path, text.encode())
 
 
-def write_json(path: str, value: Any) -> None:
+def write_json(path: str, value: object) -> None:
   """As `write`, a value as indented JSON."""
   write_text(path, json.dumps(value, indent=1) + '\n')
 

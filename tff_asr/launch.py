@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 import types
-from typing import Any
+from typing import TypeVar
 import warnings
 
 from absl import app
@@ -34,6 +34,9 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
 warnings.simplefilter('ignore')
+
+_Result = TypeVar('_Result')
+_Handler = Callable[[int, types.FrameType | None], None] | int | None
 
 _RESUME = 'the same command goes on from what was saved last.'
 _WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
@@ -140,7 +143,7 @@ def run_with_user_errors(
       signal.signal(signal_num, handler)
 
 
-def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_async(coroutine: Coroutine[object, object, _Result]) -> _Result:
   """Runs a coroutine to its end, as `asyncio.run`; within `run`'s main.
 
   The first Ctrl-C or SIGTERM cancels it, so that it ends where it awaits.
@@ -152,7 +155,7 @@ def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
   if not isinstance(interrupts, _Interrupts):
     return asyncio.run(coroutine)
 
-  async def cancellable() -> Any:
+  async def cancellable() -> _Result:
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     interrupts.end = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -198,7 +201,7 @@ class _Interrupts:
     self.first = None
     self.end = None
 
-  def install(self) -> dict[signal.Signals, Any]:
+  def install(self) -> dict[signal.Signals, _Handler]:
     """Takes the signals over; returns the handlers that they had."""
     before = {
         signal_num: signal.getsignal(signal_num)

@@ -111,7 +111,7 @@ class ReaccountTest(cases.TestCase):
         ([self.path('none')], None, 'line 1 does not follow'),
         ([self.path('noise')], None, 'has no header'),
         ([self.path('missing')], None, 'is missing'),
-        ([self.root], None, f'{self.root}: Is a directory'),
+        ([self.root], None, 'Is a directory'),
         ([empty], None, 'charges no rounds'),
         ([huge], None, 'population must be between'),
         ([good], 1.0, 'delta must be below 1'),
