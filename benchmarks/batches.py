@@ -3,7 +3,7 @@ r"""Batches of made-up corpora: how full, of how many sizes, and who is in them.
     python -m benchmarks.batches
 
 Nothing is trained and no audio is made: lengths are drawn like those of Common
-Voice and LibriSpeech, and packed by the published loader's rule, written anew
+Voice and LibriSpeech, and packed by the published loader's rule, rewritten
 in NumPy (`theirs`: shuffle, sort a buffer, fill to the size), and by this
 project's (`ours`). Central training has eight loaders, of every eighth
 utterance each, and a step a batch of each.
@@ -223,7 +223,7 @@ def seen(num_rounds: int) -> dict[str, float]:
   """How many of a client's 3,000 utterances are in 10 steps a round of 120 s.
 
   And how many that would be if each round drew as many of the utterances, each
-  as likely as another (`expected`): an order is drawn anew in each round.
+  as likely as another (`expected`): a new order is drawn in each round.
   """
   count, num_steps, size = 3000, 10, 64
   lengths = samples(

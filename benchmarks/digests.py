@@ -252,4 +252,4 @@ def _summary(digests) -> str:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

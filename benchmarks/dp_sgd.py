@@ -1,4 +1,4 @@
-r"""A step of DP-SGD by example beside a plain one: seconds and peak memory.
+r"""A step of DP-SGD by example and a plain one: seconds and peak memory.
 
     python -m benchmarks.dp_sgd --json=results/dp_sgd.json
 
@@ -188,4 +188,4 @@ def _peak_gib(variant: _Variant) -> float:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -1,8 +1,8 @@
-r"""A round in each execution context, beside the bare local steps.
+r"""A round in each execution context, compared with the bare local steps.
 
     python -m benchmarks.execution --json=results/execution.json
 
-`bare steps` is what nobody can do without: a plain Python loop of one compiled
+`bare steps` is the least possible work: a plain Python loop of one compiled
 local step over the same clients' batches, which lie ready in memory. `bare
 round` clips and sums their updates besides, adds noise and steps LAMB, each as
 one compiled function: a round by hand. The contexts run the same as a TFF
@@ -60,7 +60,7 @@ _REPEATS = flags.DEFINE_integer(
 _CONTEXTS = flags.DEFINE_list(
     'contexts',
     ['multi_device', 'multi_device 2 at once', 'native'],
-    "To measure beside bare; also 'ray', where it is installed. '2 at once' "
+    "To measure, besides bare; also 'ray', where it is installed. '2 at once' "
     'trains two clients at a time on each device.',
 )
 _CPU_TIME = flags.DEFINE_boolean(
@@ -280,4 +280,4 @@ def _build_context(name: str) -> tff.framework.SyncContext:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

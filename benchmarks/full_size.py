@@ -11,8 +11,8 @@ of memory.
 
 Rounds then run on workers of Ray on this machine, which share its cores, and
 the bytes that went through the object store are printed. Memory is that of this
-process alone, but for the last line's: all processes together, which is asked
-for twice a second and takes a tenth of the CPU time. With two workers some 20
+process alone, except in the last line: that of all processes, measured twice a
+second, which takes a tenth of the CPU time. With two workers some 20
 GB; the variable lets workers return what they do not need.
 """
 
@@ -170,4 +170,4 @@ class _Clock:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -132,7 +132,7 @@ def _wait(child: int) -> None:
 
 
 def _kill(child: int, run: str, num_changes: int) -> Optional[str]:
-  """Kills a child after so many changes; None: it had ended before.
+  """Kills a child after that many changes; None: it had ended before.
 
   Returns:
     Where it was.
@@ -163,7 +163,7 @@ def _kill(child: int, run: str, num_changes: int) -> Optional[str]:
 
 
 def _look(run: str) -> tuple[Any, ...]:
-  """Files and sizes that change on disk as a run goes on."""
+  """Files and sizes that change on disk during a run."""
   sizes = []
   for name in (run_dir.LEDGER, 'metrics.csv'):
     path = os.path.join(run, name)
@@ -174,4 +174,4 @@ def _look(run: str) -> tuple[Any, ...]:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

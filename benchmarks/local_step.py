@@ -7,7 +7,7 @@ before: logits, loss, gradients, clipped gradients, whole step; what a part
 takes is the difference to the one before, in the same turn. Features are
 computed from the same seconds of audio. For comparison: the step without
 dropout, and if asked for with bfloat16 activations (`--bfloat16`). The loss in
-tensor ops (`scan`, for GPUs) has a row beside TensorFlow's op, on the same
+tensor ops (`scan`, for GPUs) has a row next to TensorFlow's op, on the same
 logits.
 
 `of the product's pace`: the operations of the step's matrix products, forward
@@ -271,4 +271,4 @@ def _functions(
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -27,7 +27,7 @@ def resident_gib() -> float:
 
 
 def reset_peak() -> None:
-  """`peak_gib` begins anew from what is resident now."""
+  """Resets `peak_gib` to what is resident now."""
   pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='ascii')
 
 

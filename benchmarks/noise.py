@@ -1,4 +1,4 @@
-r"""Drawing a round's noise: both kernels beside TensorFlow's float32 normal.
+r"""Drawing a round's noise: both kernels, and TensorFlow's float32 normal.
 
     python -m benchmarks.noise --size=36x768
 
@@ -417,4 +417,4 @@ def _build(shapes: list[tf.TensorShape]) -> dict[str, Callable[[], None]]:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -20,7 +20,7 @@ in cores, and 2,500 times the time of the lock, which must be well below 1.
 
 Without --data the corpus is noise, utterances of 6 s as PCM.
 
-With --records it reads examples of a corpus of so many instead, as a step of
+With --records it reads examples of a corpus of that size instead, as a step of
 DP-SGD draws them, and decodes them: bytes and seconds a step. 15,200,000
 records of 13.7 s of 7,439 speakers are Libri-Light. The shards are holes but
 for what is drawn, and what was written is dropped from memory first.
@@ -61,7 +61,7 @@ _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
 _RECORDS = flags.DEFINE_integer(
-    'records', None, 'Read at random from so many.', lower_bound=1
+    'records', None, 'Read at random from that many.', lower_bound=1
 )
 _STEP = flags.DEFINE_integer(
     'step', 2048, 'Of these, expected in a step.', lower_bound=1
@@ -315,4 +315,4 @@ def _waited_for_lock(run: Callable[[], None]) -> float:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

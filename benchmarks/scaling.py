@@ -88,4 +88,4 @@ def _measure_here(cores: int) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

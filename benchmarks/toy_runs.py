@@ -58,7 +58,7 @@ def train(
     output_dir: str,
     **settings: Any,
 ) -> None:
-  """Runs a program of training; goes on where it was killed.
+  """Runs a training program; continues where it was killed.
 
   Args:
     program: `FederatedTraining`, or with a fixed optimizer and seed

@@ -36,7 +36,7 @@ def main(_) -> None:
 if __name__ == '__main__':
   launch.run(
       main,
-      after_interrupt='the same command begins anew.',
+      after_interrupt='the same command starts again.',
       more_help=functools.partial(
           config.settings_help, gin_file='gin/programs/evaluate.gin'
       ),

@@ -52,5 +52,5 @@ def main(argv) -> None:
 
 if __name__ == '__main__':
   launch.run(
-      main, arguments='RUN', after_interrupt='the same command begins anew.'
+      main, arguments='RUN', after_interrupt='the same command starts again.'
   )

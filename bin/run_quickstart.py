@@ -8,14 +8,14 @@ Makes a corpus and runs the programs that a user would run:
   3. bin/train_central.py    the control: the seed trained on, on the same
   4. bin/train_federated.py  the private speakers, federatedly, with
      differential privacy for each
-  5. bin/evaluate.py         all of them on the test speakers, whom none heard
+  5. bin/evaluate.py         all of them on the test speakers, who trained none
 
 Prints their word error rates, the guarantee and some transcripts. What is there
-already is kept: delete a folder to make it anew.
+already is kept: delete a folder to make it again.
 
 Example:
   bin/quickstart
-  bin/quickstart --twin        # beside them, the same without privacy
+  bin/quickstart --twin        # also the same without privacy
   bin/quickstart --small       # shorter: too few speakers for privacy
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
 """
@@ -108,7 +108,7 @@ def main(_) -> None:
   for run in names:
     _train(run, shards)
   folders = {run: os.path.join(_RUNS_DIR.value, run) for run in names}
-  _say('Evaluating all models on the test speakers, whom none of them heard.')
+  _say('Evaluating all models on the test speakers, who trained none of them.')
   _run(
       os.path.join(_BIN, 'evaluate.py'),
       *_gin(

@@ -13,7 +13,7 @@ from tff_asr.programs import training_loop
 from tff_asr.storage import hardware_fingerprint
 
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
+    'output_dir', None, 'Folder of the run; an unfinished run there continues.'
 )
 _GIN_FILE = flags.DEFINE_multi_string(
     'gin_file', [], 'Configuration file; later ones win. Required.'

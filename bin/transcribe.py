@@ -86,5 +86,5 @@ if __name__ == '__main__':
   launch.run(
       main,
       arguments='FILE',
-      after_interrupt='the same command begins anew.',
+      after_interrupt='the same command starts again.',
   )

@@ -1,12 +1,11 @@
-"""Published archives: a split is read from its .tar.gz as from a folder.
+"""Published archives: splits in a .tar.gz are read as from a folder.
 
 A compressed archive cannot be read from the middle, so it is unpacked once,
-beside the output, and deleted when all splits are written.
+next to the output, and deleted when all splits are written.
 
-An archive may be a stranger's. Only files and folders are unpacked: published
-corpora have no links, and tarfile's own filter can be led out of the folder by
-links (CVE-2025-4517, Python before 3.11.13). Sizes are bounded by that of the
-archive.
+Only files and folders are unpacked: published corpora have no links, and a link
+can lead tarfile's own filter out of the folder (CVE-2025-4517, Python before
+3.11.13). The archive's size bounds that of its contents.
 """
 
 from collections.abc import Callable, Iterator
@@ -147,7 +146,7 @@ def _filter(
 
 
 def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
-  """The archives of a source; those named for what is sought, if any are."""
+  """The archives of a source; only matching names, if there are any."""
   if os.path.isfile(source):
     if not source.endswith(_SUFFIXES):
       raise ValueError(
@@ -161,7 +160,7 @@ def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
 
 
 def _folders(folder: str) -> Iterator[str]:
-  """A folder and those in it, the upper ones first."""
+  """A folder and its subfolders, top down."""
   level = [folder] if os.path.isdir(folder) else []
   for _ in range(_MAX_DEPTH):
     yield from level

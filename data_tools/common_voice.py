@@ -4,7 +4,7 @@
         --source_dir=cv-corpus-13.0-2023-03-09/en --language=en \\
         --output_dir=data/common_voice --splits=train,dev,test
 
-The layout is SPLIT.tsv beside clips/; --source_dir is a language's folder or
+The layout is SPLIT.tsv next to clips/; --source_dir is a language's folder or
 the published .tar.gz, or holds it. A client is a `client_id`. Clips are
 resampled to 16 kHz. Sentences become the published letters of en, fr and de; of
 another language the letters of its transcripts, or those of --letters. Kept
@@ -44,7 +44,7 @@ _DASHES = flags.DEFINE_enum(
     'space',
     text.DASHES,
     'What becomes of dashes and slashes; the published recipe drops them, which'
-    ' joins the words beside them.',
+    ' joins the words next to them.',
 )
 _TRANSLITERATION = flags.DEFINE_enum(
     'transliteration',
@@ -144,13 +144,13 @@ def list_utterances(
             changes=changes,
         )
     )
-  return utterances.Listing(listed, problems, _said_of_speakers(rows))
+  return utterances.Listing(listed, problems, _speaker_attributes(rows))
 
 
 def _normalizer(
     transliteration: str, *, dashes: str, language: str
 ) -> Callable[..., tuple[str, Sequence[str]]]:
-  """The rule of sentences, a function of a sentence and `letters`."""
+  """Returns the function that normalises a sentence to `letters`."""
   if transliteration == 'anyascii':
     return functools.partial(
         text.normalize_common_voice, dashes=dashes, language=language
@@ -174,10 +174,10 @@ def _normalizer(
   )
 
 
-def _said_of_speakers(
+def _speaker_attributes(
     rows: Sequence[Mapping[str, str]],
 ) -> utterances.Attributes:
-  """Attributes of speakers, as far as the release has columns."""
+  """Attributes of speakers for which the release has columns."""
   columns = {
       name: column
       for name, columns in _ATTRIBUTE_COLUMNS.items()
@@ -198,7 +198,7 @@ def _said_of_speakers(
 def _read_tsv(
     path: str,
 ) -> tuple[list[dict[str, str]], list[utterances.Problem]]:
-  """The rows of a .tsv, and the lines that are none."""
+  """The rows of a .tsv, and a problem for each line that is not a row."""
   header, rows, problems = text_files.read_table(path)
   missing = [column for column in _COLUMNS if column not in header]
   if missing:
@@ -240,7 +240,7 @@ def _is_named(archive: str, split: str, language: str) -> bool:
 
 
 def _sentences(source_dir: str) -> list[str]:
-  """The sentences of all splits that are there."""
+  """The sentences of all splits that exist."""
   present = (f'{name}.tsv' for name in _SPLITS)
   paths = [os.path.join(source_dir, name) for name in present]
   return [

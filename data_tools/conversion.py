@@ -11,7 +11,7 @@ import dataclasses
 import os
 import shlex
 import sys
-from typing import Any
+from typing import NamedTuple
 
 from absl import flags
 import numpy as np
@@ -27,7 +27,7 @@ from tff_asr import rounding
 from tff_asr.data import audio
 from tff_asr.data import summaries
 
-_AFTER_INTERRUPT = 'the same command goes on after the last finished shard.'
+_AFTER_INTERRUPT = 'the same command continues after the last finished shard.'
 
 CORPUS_GIN = 'corpus.gin'
 
@@ -139,9 +139,9 @@ class Corpus:
     is_named: Whether an archive's file name (str) says that it holds a split.
     default_partition: How a number of speakers is dealt where no partition is
       given; None: not at all. A split named '' gives its parts their own names.
-    spell: Puts the transcripts of all parts into one alphabet; returns its
-      characters and the listings. corpus.gin tells them to training. None: they
-      are in the tokens of a language.
+    convert_transcripts: Puts the transcripts of all parts into one alphabet;
+      returns its characters, which corpus.gin sets for training, and the
+      listings. None: transcripts are in the tokens of a language.
     alphabet_source: Where those characters come from; empty: from transcripts
       of the first part.
     source_dir: Where no source is given; None: it must be.
@@ -155,7 +155,7 @@ class Corpus:
   default_splits: Sequence[str]
   is_named: Callable[[str, str], bool] = archives.is_named_after_split
   default_partition: Callable[[int], str] | None = None
-  spell: Spell | None = None
+  convert_transcripts: Spell | None = None
   alphabet_source: str = ''
   source_dir: str | None = None
   max_utterance_sec: float | None = None
@@ -175,7 +175,7 @@ def convert(
     attributes: Sequence[str] | None = None,
     **settings,
 ) -> dict[str, summaries.Summary]:
-  """Converts splits of a corpus to folders of shards, for their owner alone.
+  """Converts splits of a corpus to folders of shards that only you can read.
 
   Args:
     corpus: What to convert.
@@ -209,10 +209,8 @@ def convert(
         " other speakers' utterances: leave one of them away."
     )
   scratch = archives.Scratch(os.path.join(output_dir, '.unpacked'))
-  written = {}
   with scratch:
-    origins: dict[str, dict[str, Any]] = {}
-    listings: dict[str, utterances_lib.Listing] = {}
+    parts: dict[str, _Part] = {}
     for split in splits:
       members = [split]
       if split not in corpus.default_splits:
@@ -221,58 +219,29 @@ def convert(
       listing = listing._replace(
           attributes=_keep(listing.attributes, names=attributes)
       )
-      origin = {'corpus': corpus.name, 'split': split}
       spec = partition
       if not spec and corpus.default_partition is not None:
         speakers = {u.client_id for u in listing.utterances}
         spec = corpus.default_partition(len(speakers))
-      for part, chosen in _deal(listing, spec, seed=partition_seed):
-        name, details = split, {}
-        if part:
-          name = f'{split}.{part}' if split else part
-          details = {
-              'part': part,
-              'partition': spec,
-              'partition_seed': partition_seed,
-          }
-        if is_iid:
-          name, details['iid_seed'] = f'{name}.iid', partition_seed
-          chosen = chosen._replace(
-              utterances=speaker_splits.repartition(
-                  chosen.utterances, seed=partition_seed
-              ),
-              attributes={},
-          )
-        origins[name], listings[name] = origin | details, chosen
+      parts |= _parts_of_split(
+          corpus.name, split, listing,
+          partition=spec, seed=partition_seed, is_iid=is_iid,
+      )
     characters = None
-    if corpus.spell is not None:
-      characters, listings = corpus.spell(listings)
-    known: dict[str, np.ndarray] = {}
-    empty: list[Exception] = []
-    # Of recordings in two parts the one that is evaluated on is the copy.
-    for name in sorted(listings, key=_is_evaluated):
-      listing = listings[name]
-      folder = os.path.join(output_dir, name)
-      try:
-        written[name] = shards.write_split(
-            listing.utterances,
-            folder,
-            origin=origins[name],
-            namespace=corpus.namespace if namespace is None else namespace,
-            problems=listing.problems,
-            attributes=listing.attributes,
-            others=np.concatenate([np.array([], np.int64), *known.values()]),
-            **settings,
-        )
-      except shards.EmptySplitError as e:
-        empty.append(e)
-        continue
-      own = shards.read_fingerprints(folder)
-      shared = {o: int(np.isin(own, each).sum()) for o, each in known.items()}
-      if any(shared.values()):
-        written[name]['shared'] = {o: n for o, n in shared.items() if n}
-      known[name] = own
-      summaries.write_all(os.fspath(output_dir), {name: written[name]})
+    if corpus.convert_transcripts is not None:
+      characters, converted = corpus.convert_transcripts(
+          {name: part.listing for name, part in parts.items()}
+      )
+      parts = {
+          name: part._replace(listing=converted[name])
+          for name, part in parts.items()
+      }
+    written, empty = _write_parts(
+        parts,
+        os.fspath(output_dir),
+        namespace=corpus.namespace if namespace is None else namespace,
+        **settings,
+    )
     if characters is not None and written:
       files.write_text(
           os.path.join(output_dir, CORPUS_GIN),
@@ -280,11 +249,79 @@ def convert(
               output_dir,
               list(written),
               characters=characters,
-              source=corpus.alphabet_source or _collected(next(iter(listings))),
+              source=corpus.alphabet_source or _collected(next(iter(parts))),
           ),
       )
   checks.raise_errors(empty)
   return written
+
+
+class _Part(NamedTuple):
+  """A part of a split: where it comes from, and its utterances."""
+
+  origin: dict[str, str | int]
+  listing: utterances_lib.Listing
+
+
+def _parts_of_split(
+    corpus: str,
+    split: str,
+    listing: utterances_lib.Listing,
+    *,
+    partition: str,
+    seed: int,
+    is_iid: bool,
+) -> dict[str, _Part]:
+  """Deals the speakers of a split to its parts, by folder name."""
+  parts = {}
+  for part, chosen in _deal(listing, partition, seed=seed):
+    name, origin = split, {'corpus': corpus, 'split': split}
+    if part:
+      name = f'{split}.{part}' if split else part
+      origin |= {
+          'part': part, 'partition': partition, 'partition_seed': seed
+      }
+    if is_iid:
+      name, origin['iid_seed'] = f'{name}.iid', seed
+      chosen = chosen._replace(
+          utterances=speaker_splits.repartition(chosen.utterances, seed=seed),
+          attributes={},
+      )
+    parts[name] = _Part(origin, chosen)
+  return parts
+
+
+def _write_parts(
+    parts: Mapping[str, _Part], output_dir: str, *, namespace: str, **settings
+) -> tuple[dict[str, summaries.Summary], list[shards.EmptySplitError]]:
+  """Writes the parts; returns their summaries, and errors of empty ones."""
+  written, empty = {}, []
+  known: dict[str, np.ndarray] = {}
+  # Of recordings in two parts, the copy is the one that is evaluated on.
+  for name in sorted(parts, key=_is_evaluated):
+    origin, listing = parts[name]
+    folder = os.path.join(output_dir, name)
+    try:
+      written[name] = shards.write_split(
+          listing.utterances,
+          folder,
+          origin=origin,
+          namespace=namespace,
+          problems=listing.problems,
+          attributes=listing.attributes,
+          others=np.concatenate([np.array([], np.int64), *known.values()]),
+          **settings,
+      )
+    except shards.EmptySplitError as e:
+      empty.append(e)
+      continue
+    own = shards.read_fingerprints(folder)
+    shared = {o: int(np.isin(own, each).sum()) for o, each in known.items()}
+    if any(shared.values()):
+      written[name]['shared'] = {o: n for o, n in shared.items() if n}
+    known[name] = own
+    summaries.write_all(output_dir, {name: written[name]})
+  return written, empty
 
 
 def _is_evaluated(name: str) -> bool:
@@ -294,7 +331,7 @@ def _is_evaluated(name: str) -> bool:
 
 
 def _collected(part: str) -> str:
-  """Where characters come from that a part's transcripts have."""
+  """Describes where the characters of a part's transcripts come from."""
   source = f'collected from the transcripts of {part}'
   if part.rpartition('.')[2] == 'public':
     return source
@@ -311,7 +348,7 @@ def _gin(
     characters: str,
     source: str,
 ) -> str:
-  """What a training run needs to know of the folders, as gin text."""
+  """Returns a gin file that sets the folders and the alphabet."""
   lines = [
       '# Data and alphabet of these recordings: a --gin_file after that of an',
       '# experiment. No epsilon covers which characters speakers use, unless',
@@ -339,7 +376,7 @@ def _gin(
 
 
 def _folder(setting: str, names: Iterable[str]) -> str | None:
-  """The first name of a part or split that a setting may name."""
+  """The first part or split that fits a setting, or None."""
   options = _FOLDERS[setting]
   return next(
       (name for name in names if name.rpartition('.')[2] in options), None
@@ -349,7 +386,7 @@ def _folder(setting: str, names: Iterable[str]) -> str | None:
 def _hints(
     output_dir: str, written: Mapping[str, summaries.Summary]
 ) -> list[str]:
-  """What to give training programs, for the parts that were written."""
+  """Flags for training programs, for the parts that were written."""
   data = f'--gin_file={shlex.quote(os.path.join(output_dir, CORPUS_GIN))}'
   names = {name.rpartition('.')[2] for name in written}
   if _folder('DEV_DIR', written) is None:
@@ -374,7 +411,7 @@ def _hints(
 
 
 def _parse(split: str) -> tuple[str, Sequence[str]]:
-  """A split's name and those that it is made of: 'train' or 'NAME=A+B'."""
+  """Parses 'train' or 'NAME=A+B' into a split's name and its members."""
   name, equals, members = split.partition('=')
   parts = members.split('+') if equals else [name]
   if not name or not all(parts) or len(set(parts)) < len(parts):
@@ -445,7 +482,7 @@ def _deal(
     *,
     seed: int,
 ) -> Iterator[tuple[str, utterances_lib.Listing]]:
-  """Names of parts and what they hold; without a partition one part, ''."""
+  """Names and listings of parts; without a partition one part, ''."""
   if not partition:
     yield '', listing
     return
@@ -486,7 +523,7 @@ def main(
 
 
 def _convert_by_flags(corpus: Corpus) -> None:
-  """Converts what the flags say, and prints what became of it."""
+  """Converts a corpus by the flags, and prints a summary."""
   source_dir = _SOURCE_DIR.value or corpus.source_dir
   checks.raise_errors([
       ValueError(f'--{name} is needed; see --help.')
@@ -521,7 +558,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
   for folder, summary in written.items():
     for remark in summaries.remarks(folder, summary):
       print(remark)
-  if corpus.spell is not None:
+  if corpus.convert_transcripts is not None:
     print('\n'.join(_hints(_OUTPUT_DIR.value, written)))
   num_dropped = sum(sum(s['dropped'].values()) for s in written.values())
   total = num_dropped + sum(s['num_utterances'] for s in written.values())

@@ -72,7 +72,7 @@ def tables(folder: str) -> Iterator[tuple[str, Any]]:
     if state.get('_indices_files') or state.get('_indices_data_files'):
       raise ValueError('it selects rows; save it after flatten_indices()')
     if not names or any(os.path.basename(name) != name for name in names):
-      raise ValueError('its files must lie beside it')
+      raise ValueError('its files must be in the same folder')
   except FileNotFoundError as e:
     raise ValueError(
         f'{folder} is no folder of Kaldi (wav.scp) nor of Hugging Face'
@@ -112,7 +112,7 @@ def clips(path: str, table: Any, column: str) -> Iterator[str | ArrowClip]:
 
 @functools.lru_cache(maxsize=2)
 def _open(path: str) -> Any:
-  """The table of an Arrow file, checked."""
+  """Opens and checks an Arrow file."""
   try:
     import pyarrow  # pylint: disable=g-import-not-at-top
   except ImportError as e:

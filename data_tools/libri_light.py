@@ -3,7 +3,7 @@
     python -m data_tools.libri_light --source_dir=libri_light \\
         --output_dir=data/libri_light --splits=small --max_sec=16
 
-The layout is SPLIT/SPEAKER/**/NAME.flac, beside each NAME.json with the voice
+The layout is SPLIT/SPEAKER/**/NAME.flac, next to each NAME.json with the voice
 activity; --source_dir may also hold the published SPLIT.tar. A client is a
 speaker; there is no text. A recording is cut at silences into records of at
 most --max_sec seconds; one without voice activity is cut at equal lengths.
@@ -76,7 +76,7 @@ def list_utterances(
             )
         )
       elif suffix == '.json' and not has_audio:
-        detail = f'{os.path.join(folder, name)} has no audio beside it.'
+        detail = f'{os.path.join(folder, name)} has no audio next to it.'
         problems.append(
             utterances.Problem(
                 speaker, utterance_id, 'has no audio file', detail

@@ -1,13 +1,13 @@
-"""LibriSpeech (https://www.openslr.org/12), or what has its layout, to shards.
+"""LibriSpeech (https://www.openslr.org/12), or a corpus of its layout, to shards.
 
     python -m data_tools.librispeech --source_dir=LibriSpeech \\
         --output_dir=data/librispeech --splits=train-clean-100,dev-clean \\
         --partition=public=20%,private=rest
 
 The layout is SPLIT/SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTTERANCE.flac (or any other
-audio that libsndfile reads) beside SPEAKER-CHAPTER.trans.txt; --source_dir may
+audio that libsndfile reads) next to SPEAKER-CHAPTER.trans.txt; --source_dir may
 also hold the published SPLIT.tar.gz. A client is a speaker; transcripts become
-lower case. SPEAKERS.TXT beside the splits, if it is there, tells genders.
+lower case. SPEAKERS.TXT next to the splits, if present, lists genders.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -102,13 +102,13 @@ def _list_chapter(
     elif not name.startswith('.') and not name.endswith('.txt'):
       stem = os.path.splitext(name)[0]
       if stem in audio_names:
-        detail = f'{path}: {audio_names[stem]} beside it is the same utterance.'
+        detail = f'{path}: {audio_names[stem]} is the same utterance.'
         refuse(stem, 'has two audio files', detail)
       else:
         audio_names[stem] = name
   for stem in sorted(audio_names.keys() - texts.keys()):
     path = os.path.join(folder, audio_names[stem])
-    detail = f'{path} has no transcript in *{_TRANSCRIPT_SUFFIX} beside it.'
+    detail = f'{path} has no transcript in *{_TRANSCRIPT_SUFFIX} next to it.'
     refuse(stem, 'has no transcript', detail)
   for stem, spoken in sorted(texts.items()):
     if stem not in audio_names:

@@ -4,19 +4,19 @@
 
 --manifest is one of
 
-    FILE.tsv, .csv      a header and a row an utterance, with columns audio,
+    FILE.tsv, .csv      a header and a row for each utterance, columns audio,
                         speaker, text, and maybe channel (from 0), offset,
                         duration or end (seconds), sampling_rate, id, gender,
                         age, accent
-    FILE.jsonl, .json   the same as a JSON object a line; so are NeMo's
-    FILE.jsonl          lhotse's cut sets: an utterance a supervision
+    FILE.jsonl, .json   the same as a JSON object on each line, as NeMo's
+    FILE.jsonl          lhotse's cut sets: an utterance for each supervision
     FOLDER              of Kaldi (wav.scp with plain paths, text, utt2spk, maybe
                         segments), or as Hugging Face's `datasets` saves it
 
 each also compressed (.gz). Paths of audio are relative to the manifest, or to
 --source_dir. Without NAME=FILE the speakers are dealt: a tenth, at least one,
-to dev, as many to test, the rest to train. Beside the shards, corpus.gin has
-what a training run needs to know of them.
+to dev, as many to test, the rest to train. corpus.gin, next to the shards, sets
+their folders and alphabet for a training run.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -24,12 +24,11 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.install_early_sigint(__name__)
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
 import os
-from typing import Any
 import unicodedata
 
 from absl import flags
@@ -93,9 +92,9 @@ _SIDES = {'A': 0, 'B': 1}
 _MAX_SHARED = 0.5
 # Tables round times.
 _TIME_TOLERANCE_SEC = 0.1
-# A row's place in its manifest ('line 3'), and its values by `_NAMES`; None:
-# the row is none.
-Row = tuple[str, Mapping[str, Any] | None]
+# A row's name in messages ('line 3') and its values by `_NAMES`; None: it is
+# not a valid row.
+Row = tuple[str, Mapping[str, object] | None]
 # A file's path, and a row if it is an Arrow file of recordings.
 Recording = tuple[str, int | None]
 
@@ -106,7 +105,7 @@ _SHARED = 'has the same audio as another speaker'
 
 
 class _Unusable(ValueError):
-  """A row that cannot be used; its argument is the reason in few words."""
+  """A row that cannot be used; its argument is the reason in a few words."""
 
 
 def list_utterances(
@@ -144,41 +143,73 @@ def list_utterances(
   locate = functools.partial(
       _locate, root=root, real=functools.cache(os.path.realpath)
   )
-  listed, places, said = [], [], []
-  for place, row in rows:
+  listed, row_names, speakers = [], [], []
+  for row_name, row in rows:
     row = row or {}
     speaker = _word(row.get('speaker'))
     try:
       listed.append(_utterance(row, speaker, locate=locate, root=root))
-      places.append(place)
-      said.append((speaker, {n: _word(row.get(n)) for n in _ATTRIBUTES}))
+      row_names.append(row_name)
+      speakers.append((speaker, {n: _word(row.get(n)) for n in _ATTRIBUTES}))
     except _Unusable as e:
-      name = _word(row.get('id')) or place
+      name = _word(row.get('id')) or row_name
       problems.append(
-          utterances.Problem(speaker, name, str(e), f'{path}, {place}: {e}.')
+          utterances.Problem(speaker, name, str(e), f'{path}, {row_name}: {e}.')
       )
     except ValueError as e:
-      raise ValueError(f'{path}, {place}: {e}') from e
-  names = [n for n in _ATTRIBUTES if any(values[n] for _, values in said)]
-  _warn_of_spellings({speaker for speaker, _ in said}, path=path)
-  chosen = {c for u in listed for c in u.audio.channels or ()}
-  if len(chosen) > 1 and chosen == set(range(1, len(chosen) + 1)):
-    raise ValueError(
-        f'{path} has channels 1 to {len(chosen)} and no 0; channels count from'
-        ' 0, so subtract 1.'
-    )
-  if chosen and 0 not in chosen:
-    logging.warning(
-        '%s has no channel 0, but %s; channels count from 0.',
-        path, ', '.join(map(str, sorted(chosen))),
-    )
+      raise ValueError(f'{path}, {row_name}: {e}') from e
+  _warn_of_spellings({speaker for speaker, _ in speakers}, path=path)
+  _check_channels(listed, path=path)
   others = {} if others is None else others
   for utterance in listed:
     others.setdefault(_recording(utterance.audio), []).append(
         (utterance.client_id, utterance.audio)
     )
-  kept, num_overlaps = [], 0
-  for utterance, place in zip(listed, places, strict=True):
+  kept, shared = _leave_out_shared(listed, row_names, others=others, path=path)
+  attributes = [
+      name for name in _ATTRIBUTES if any(found[name] for _, found in speakers)
+  ]
+  return utterances.Listing(
+      kept,
+      problems + shared,
+      utterances.gather_attributes(attributes, speakers),
+  )
+
+
+def _check_channels(
+    listed: Sequence[utterances.Utterance], *, path: str
+) -> None:
+  """Raises ValueError for channels that seem to be counted from 1."""
+  channels = {c for u in listed for c in u.audio.channels or ()}
+  if len(channels) > 1 and channels == set(range(1, len(channels) + 1)):
+    raise ValueError(
+        f'{path} has channels 1 to {len(channels)} and no 0; channels count'
+        ' from 0, so subtract 1.'
+    )
+  if channels and 0 not in channels:
+    logging.warning(
+        '%s has no channel 0, but %s; channels count from 0.',
+        path, ', '.join(map(str, sorted(channels))),
+    )
+
+
+def _leave_out_shared(
+    listed: Sequence[utterances.Utterance],
+    row_names: Sequence[str],
+    *,
+    others: Mapping[Recording, Sequence[tuple[str, utterances.Clip]]],
+    path: str,
+) -> tuple[list[utterances.Utterance], list[utterances.Problem]]:
+  """Divides utterances into those to keep and those of two speakers.
+
+  Args:
+    listed: The utterances of a manifest.
+    row_names: The row of each.
+    others: Speakers and clips of all manifests, by recording.
+    path: The manifest.
+  """
+  kept, problems, num_overlaps = [], [], 0
+  for utterance, row_name in zip(listed, row_names, strict=True):
     clip = utterance.audio
     shares = {
         speaker: share
@@ -191,34 +222,30 @@ def list_utterances(
       num_overlaps += other is not None
       kept.append(utterance)
       continue
-    # In each of their updates would be the voice of the other.
-    detail = (
-        f'{path}, {place}: {_SHARED}, {other!r}; give each a channel (from '
-        '0), or an offset and a duration.'
-    )
-    problems.append(
-        utterances.Problem(
-            utterance.client_id, utterance.utterance_id, _SHARED, detail
-        )
-    )
+    # Either speaker's update would contain the other's voice.
+    problems.append(utterances.Problem(
+        utterance.client_id,
+        utterance.utterance_id,
+        _SHARED,
+        f'{path}, {row_name}: {_SHARED}, {other!r}; give each a channel (from '
+        '0), or an offset and a duration.',
+    ))
   if num_overlaps:
     logging.warning(
         '%s: %d utterances overlap with those of another speaker in the same '
         'file and channel: each has both voices.', path, num_overlaps,
     )
-  return utterances.Listing(
-      kept, problems, utterances.gather_attributes(names, said)
-  )
+  return kept, problems
 
 
 def _recording(clip: utterances.Clip) -> Recording:
-  """A file, or what lies in a row of an Arrow file."""
+  """The recording that a clip is part of: a file, or a row of one."""
   row = clip.row if isinstance(clip, hugging_face.ArrowClip) else None
   return clip.path, row
 
 
 def _shared_part(one: utterances.Clip, two: utterances.Clip) -> float:
-  """What parts of a recording share, of what they are together; in [0, 1]."""
+  """Overlap of two parts of a recording over their union, in [0, 1]."""
   if None not in (one.channels, two.channels) and (
       set(one.channels).isdisjoint(two.channels)
   ):
@@ -257,7 +284,7 @@ def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
     )
 
 
-def spell(
+def convert_transcripts(
     listings: Mapping[str, utterances.Listing],
     *,
     keeps: bool,
@@ -268,74 +295,90 @@ def spell(
 
   Args:
     listings: Listings of all parts, by name; the first decides the alphabet.
-    keeps: Whether transcripts stay as they are, but for white space, and those
-      with other characters become problems. Else they become lower case and
-      lose punctuation, and letters outside the alphabet are transliterated or
-      lost (`text.normalize_common_voice`).
+    keeps: Whether transcripts stay as they are, except for white space; those
+      with other characters become problems. Otherwise they become lower case
+      without punctuation, and letters outside the alphabet are transliterated
+      or dropped (`text.normalize_common_voice`).
     alphabet: The characters; None for those of the first part.
-    language: Whose lower case it is, where it has its own (`text.LOWER_CASE`).
+    language: The language of a special lower case (`text.LOWER_CASE`), or ''.
 
   Returns:
     The characters, sorted, and the listings.
   """
   first = [u.transcript for u in next(iter(listings.values())).utterances]
-  spelt = {}
   if keeps:
     found = set(alphabet or ''.join(map(text.tidy, first)))
     # Control characters would steer the terminals that show transcripts.
     characters = ''.join(
         sorted(c for c in found if unicodedata.category(c) != 'Cc')
     )
-    for name, listing in listings.items():
-      kept, problems = [], list(listing.problems)
-      for utterance in listing.utterances:
-        transcript = text.tidy(utterance.transcript)
-        outside = sorted(set(transcript) - set(characters))
-        if outside:
-          reason = text.TranscriptError.reason
-          detail = f'utterance {utterance.utterance_id} {reason}: {outside}.'
-          problems.append(
-              utterances.Problem(
-                  utterance.client_id, utterance.utterance_id, reason, detail
-              )
-          )
-        else:
-          kept.append(dataclasses.replace(utterance, transcript=transcript))
-      spelt[name] = listing._replace(utterances=kept, problems=problems)
-    return characters, spelt
-  letters = text.letters_of(
-      [alphabet] if alphabet else first, language=language
-  )
+    convert = functools.partial(_keep_transcript, characters=characters)
+  else:
+    letters = text.letters_of(
+        [alphabet] if alphabet else first, language=language
+    )
+    characters = ''.join(sorted(tokenizer.PUNCTUATION + letters))
+    convert = functools.partial(
+        _normalise_transcript, letters=letters, language=language
+    )
+  converted = {}
   for name, listing in listings.items():
-    changed, problems = [], list(listing.problems)
-    for utterance in listing.utterances:
-      transcript, changes = text.normalize_common_voice(
-          utterance.transcript, letters=letters, language=language
-      )
-      if not transcript and text.LOST_LETTERS in changes:
-        detail = (
-            f'utterance {utterance.utterance_id} {_FOREIGN}:'
-            f' {utterance.transcript.strip()[:40]!r}.'
-        )
-        problems.append(
-            utterances.Problem(
-                utterance.client_id, utterance.utterance_id, _FOREIGN, detail
-            )
-        )
-        continue
-      changed.append(
-          dataclasses.replace(
-              utterance, transcript=transcript, changes=changes
-          )
-      )
-    spelt[name] = listing._replace(utterances=changed, problems=problems)
-  return ''.join(sorted(tokenizer.PUNCTUATION + letters)), spelt
+    outcomes = [convert(utterance) for utterance in listing.utterances]
+    converted[name] = listing._replace(
+        utterances=[o for o in outcomes if isinstance(o, utterances.Utterance)],
+        problems=[
+            *listing.problems,
+            *(o for o in outcomes if isinstance(o, utterances.Problem)),
+        ],
+    )
+  return characters, converted
+
+
+def _keep_transcript(
+    utterance: utterances.Utterance, *, characters: str
+) -> utterances.Utterance | utterances.Problem:
+  """Tidies white space; a problem if other characters are left."""
+  transcript = text.tidy(utterance.transcript)
+  outside = sorted(set(transcript) - set(characters))
+  if not outside:
+    return dataclasses.replace(utterance, transcript=transcript)
+  reason = text.TranscriptError.reason
+  return utterances.Problem(
+      utterance.client_id,
+      utterance.utterance_id,
+      reason,
+      f'utterance {utterance.utterance_id} {reason}: {outside}.',
+  )
+
+
+def _normalise_transcript(
+    utterance: utterances.Utterance, *, letters: str, language: str
+) -> utterances.Utterance | utterances.Problem:
+  """Writes a transcript in the letters; a problem if nothing is left."""
+  transcript, changes = text.normalize_common_voice(
+      utterance.transcript, letters=letters, language=language
+  )
+  if transcript or text.LOST_LETTERS not in changes:
+    return dataclasses.replace(
+        utterance, transcript=transcript, changes=changes
+    )
+  return utterances.Problem(
+      utterance.client_id,
+      utterance.utterance_id,
+      _FOREIGN,
+      f'utterance {utterance.utterance_id} {_FOREIGN}:'
+      f' {utterance.transcript.strip()[:40]!r}.',
+  )
 
 
 def _utterance(
-    row: Mapping[str, Any], speaker: str, *, locate: Any, root: str
+    row: Mapping[str, object],
+    speaker: str,
+    *,
+    locate: Callable[[str], str],
+    root: str,
 ) -> utterances.Utterance:
-  """What a row says; _Unusable where it says too little or nonsense."""
+  """The utterance of a row; raises _Unusable for missing or bad values."""
   if not row:
     raise _Unusable(text_files.UNREADABLE)
   if row.get('refused'):
@@ -369,8 +412,8 @@ def _utterance(
   return utterances.Utterance(speaker, name, row['text'], source)
 
 
-def _locate(path: str, *, root: str, real: Any) -> str:
-  """The real path of an audio file, which must lie in a folder."""
+def _locate(path: str, *, root: str, real: Callable[[str], str]) -> str:
+  """The real path of an audio file, which must be inside `root`."""
   folder, name = os.path.split(os.path.join(root, path))
   try:
     found = os.path.join(real(folder), name)
@@ -386,13 +429,13 @@ def _locate(path: str, *, root: str, real: Any) -> str:
   return found
 
 
-def _word(value: Any) -> str:
-  """An identifier or attribute as text; '' for what is none."""
+def _word(value: object) -> str:
+  """An identifier or attribute as text, or ''."""
   is_one = isinstance(value, (str, int)) and not isinstance(value, bool)
   return str(value).strip() if is_one else ''
 
 
-def _seconds(row: Mapping[str, Any], name: str) -> float | None:
+def _seconds(row: Mapping[str, object], name: str) -> float | None:
   """A time; None where there is none."""
   value = row.get(name)
   if value is None or value == '':
@@ -403,16 +446,16 @@ def _seconds(row: Mapping[str, Any], name: str) -> float | None:
   return seconds
 
 
-def _number(value: Any) -> float:
-  """A number, also as text; NaN for what is none."""
+def _number(value: object) -> float:
+  """Parses a number; NaN for other values."""
   try:
     return math.nan if isinstance(value, bool) else float(value)
   except (TypeError, ValueError, OverflowError):
     return math.nan
 
 
-def _part(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-  """Where a row's audio begins in its file, and its length; None: the whole."""
+def _part(row: Mapping[str, object]) -> tuple[float | None, float | None]:
+  """Offset and length of a row's audio in its file; None: the whole file."""
   start, duration, end = (
       _seconds(row, name) for name in ('offset', 'duration', 'end')
   )
@@ -428,7 +471,7 @@ def _part(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
   return start, None if start is None else duration
 
 
-def _channels(value: Any) -> tuple[int, ...] | None:
+def _channels(value: object) -> tuple[int, ...] | None:
   """Channels from 0, of a number, a list, or either as text; None: all."""
   if isinstance(value, str):
     # Without brackets 1,0 may be a decimal number.
@@ -450,8 +493,8 @@ def _channels(value: Any) -> tuple[int, ...] | None:
   return tuple(sorted(set(map(int, numbers))))
 
 
-def _rate(row: Mapping[str, Any]) -> int | None:
-  """The sampling rate that a row tells, in Hz; None if it tells none."""
+def _rate(row: Mapping[str, object]) -> int | None:
+  """The sampling rate of a row in Hz, or None."""
   value = row.get('sampling_rate')
   if value is None or value == '':
     return None
@@ -462,7 +505,7 @@ def _rate(row: Mapping[str, Any]) -> int | None:
 
 
 def _find_columns(names: Iterable[str]) -> dict[str, str]:
-  """What is looked for, to its name among these."""
+  """Maps each known column to its name in the manifest."""
   by_lower = {str(name).strip().lower(): name for name in names}
   found = {n: by_lower[n] for n in _ATTRIBUTES if n in by_lower}
   for key, options in _NAMES.items():
@@ -473,7 +516,7 @@ def _find_columns(names: Iterable[str]) -> dict[str, str]:
 
 
 def _columns(names: Iterable[str], *, path: str) -> dict[str, str]:
-  """As `_find_columns`; refuses what lacks a needed one, names the others."""
+  """As `_find_columns`; raises ValueError for a missing column."""
   names = list(names)
   found = _find_columns(names)
   by_lower = [str(name).strip().lower() for name in names]
@@ -520,8 +563,8 @@ def _file_rows(
       yield place, {key: row[name] for key, name in columns.items()}
 
 
-def _lhotse_rows(place: str, cut: Mapping[str, Any]) -> Iterator[Row]:
-  """Rows of a cut: one a supervision."""
+def _lhotse_rows(place: str, cut: Mapping[str, object]) -> Iterator[Row]:
+  """Rows of a lhotse cut: one for each supervision."""
   supervisions = cut['supervisions']
   recording = cut.get('recording')
   if not isinstance(supervisions, list) or not supervisions:
@@ -572,8 +615,8 @@ def _lhotse_rows(place: str, cut: Mapping[str, Any]) -> Iterator[Row]:
       yield place, None
 
 
-def _lhotse_channels(value: Any, channels: Sequence[int]) -> list[int]:
-  """A channel or a list of them, as places among a recording's channels.
+def _lhotse_channels(value: object, channels: Sequence[int]) -> list[int]:
+  """Positions of one or several channels among a recording's channels.
 
   Raises:
     ValueError: It is none of them.
@@ -644,7 +687,7 @@ def _arrow_rows(folder: str) -> Iterator[Row]:
 
 
 def _default_partition(num_speakers: int) -> str:
-  """A tenth of the speakers, at least one, to dev, as many to test.
+  """Deals a tenth of the speakers, at least one, to dev and to test each.
 
   Raises:
     ValueError: They are too few for three parts.
@@ -667,32 +710,20 @@ def corpus(
     alphabet: str | None = None,
     language: str = '',
 ) -> conversion.Corpus:
-  """Returns own recordings.
+  """Returns your recordings as a corpus.
 
   Args:
     manifests: Files or folders, which become one population; or NAME=FILE for
       each split.
     audio_dir: See `list_utterances`.
-    keeps: See `spell`.
-    alphabet: See `spell`.
-    language: See `spell`.
+    keeps: See `convert_transcripts`.
+    alphabet: See `convert_transcripts`.
+    language: See `convert_transcripts`.
 
   Raises:
     ValueError: If only some manifests have a name, or two the same.
   """
-  paths: dict[str, list[str]] = {}
-  for item in manifests:
-    name, equals, path = item.partition('=')
-    name, path = (name, path) if equals else ('', item)
-    paths.setdefault(name, []).append(path)
-  if not paths or ('' in paths and len(paths) > 1) or any(
-      name and len(each) > 1 for name, each in paths.items()
-  ):
-    raise ValueError(
-        f'--manifest is {",".join(manifests)!r}; give files or folders, or'
-        ' NAME=FILE for each split.'
-    )
-
+  paths = _paths_by_split(manifests)
   others: dict[Recording, list[tuple[str, utterances.Clip]]] = {}
 
   def list_split(unused_folder: str, *, split: str) -> utterances.Listing:
@@ -719,8 +750,8 @@ def corpus(
       holds_split=lambda folder, split: True,
       default_splits=tuple(paths),
       default_partition=_default_partition if '' in paths else None,
-      spell=functools.partial(
-          spell, keeps=keeps, alphabet=alphabet, language=language
+      convert_transcripts=functools.partial(
+          convert_transcripts, keeps=keeps, alphabet=alphabet, language=language
       ),
       alphabet_source='named by --alphabet' if alphabet else '',
       source_dir=audio_dir or '.',
@@ -728,8 +759,25 @@ def corpus(
   )
 
 
+def _paths_by_split(manifests: Sequence[str]) -> dict[str, list[str]]:
+  """Paths of manifests by split; '' if they have no split."""
+  paths: dict[str, list[str]] = {}
+  for item in manifests:
+    name, equals, path = item.partition('=')
+    name, path = (name, path) if equals else ('', item)
+    paths.setdefault(name, []).append(path)
+  if not paths or ('' in paths and len(paths) > 1) or any(
+      name and len(each) > 1 for name, each in paths.items()
+  ):
+    raise ValueError(
+        f'--manifest is {",".join(manifests)!r}; give files or folders, or'
+        ' NAME=FILE for each split.'
+    )
+  return paths
+
+
 def _corpus_by_flags() -> conversion.Corpus:
-  """Own recordings by the flags."""
+  """Your recordings, as the flags name them."""
   if not _MANIFEST.value:
     raise ValueError('--manifest is needed; see --help.')
   return corpus(

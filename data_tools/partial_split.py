@@ -1,11 +1,10 @@
 """Partially written split: finished shards survive a kill.
 
-The folder `.NAME.partial` lies beside the split's place. Its journal has a line
-a finished shard, written after the shard is on disk; a program that starts
-again goes on after the last one. When all is written the folder is moved into
-place, so that nothing incomplete can be taken for a corpus. The journal is
-never written anew and goes last, so that no moment is one in which a kill would
-lose what is finished.
+The folder `.NAME.partial` is next to the split's folder. Its journal has a line
+for each finished shard, written after the shard is on disk; a restarted program
+continues after the last one. The complete folder is moved into place, so an
+incomplete one is never taken for a corpus. The journal is only appended to, and
+deleted last, so a kill at any time loses no finished shard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +60,7 @@ class PartialSplit:
     return self
 
   def __exit__(self, *_) -> None:
-    """Keeps finished shards for another attempt; nothing else."""
+    """Keeps only the finished shards, for another attempt."""
     self._journal.close()
     if not any(entry['files'] for entry in self.entries):
       shutil.rmtree(self.folder, ignore_errors=True)
@@ -75,7 +74,7 @@ class PartialSplit:
     self.entries.append(dict(entry))
 
   def move_into_place(self) -> None:
-    """Moves the folder to its place, replacing a split that is there."""
+    """Moves the folder into place, replacing an older split."""
     self._journal.close()
     for name in os.listdir(self.folder):
       files_lib.sync(os.path.join(self.folder, name))
@@ -117,7 +116,7 @@ class PartialSplit:
     return entries, num_bytes
 
   def _is_whole(self, file: Mapping[str, Any]) -> bool:
-    """True for a file that has the size that its entry states."""
+    """True for a file of the size in its entry."""
     path = os.path.join(self.folder, file['name'])
     return os.path.isfile(path) and os.path.getsize(path) == file['num_bytes']
 
@@ -137,7 +136,7 @@ class PartialSplit:
 
 
 def forget_journal(folder: str) -> None:
-  """Deletes the journal of a split that is in its place, if it is there."""
+  """Deletes the journal of a finished split, if it exists."""
   journal = os.path.join(folder, JOURNAL_FILE)
   if os.path.exists(journal):
     os.remove(journal)

@@ -1,9 +1,9 @@
-"""Trains sentence pieces in a process of its own, for `sentence_pieces`.
+"""Trains sentence pieces in a separate process, for `sentence_pieces`.
 
 Reads JSON with vocab_size, characters and sentences; writes JSON with pieces
 and scores, or with an error. Loads no TensorFlow: the code of `sentencepiece`,
-an extra, is in tensorflow-text, too, and training in the process of the other
-one may crash.
+an extra, is also linked into tensorflow-text, and training next to the other
+copy may crash.
 """
 
 import io
@@ -42,7 +42,7 @@ def _train(
 
 
 def main() -> None:
-  """Does what the module's docstring says."""
+  """Reads a request from standard input and writes the result."""
   try:
     result = {'pieces': _train(**json.load(sys.stdin))}
   except RuntimeError as e:

@@ -3,8 +3,8 @@
     python -m data_tools.sentence_pieces --input=public.txt --vocab_size=500 \\
         --output=pieces.gin
 
-The text must be public. Pieces of private speakers' transcripts would tell
-what they say, and no epsilon covers that. A run takes the pieces as its tokens
+The text must be public. Pieces of private speakers' transcripts would reveal
+what they say, which no epsilon covers. A run takes the pieces as its tokens
 by --gin_file=pieces.gin, after its other files.
 
 Trained by the package `sentencepiece`, an extra
@@ -157,4 +157,4 @@ def _main(unused_argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(_main, after_interrupt='the same command begins anew.')
+  launch.run(_main, after_interrupt='the same command starts again.')

@@ -2,10 +2,10 @@
 
 Clients are written in the order of their ids and utterances in the order of
 theirs, so equal input gives equal files on any number of cores and after any
-number of interruptions. Audio is read and encoded in processes of their own
-(`parallel_encoding`), a few utterances ahead of the one that writes.
+number of interruptions. Audio is read and encoded in worker processes
+(`parallel_encoding`), a few utterances ahead of the writer.
 
-A split is written to a folder beside its place and moved there when it is
+A split is written to a folder next to its own and moved there when it is
 complete. A program that was killed resumes after the last finished shard
 (`partial_split`).
 """
@@ -43,7 +43,7 @@ _FINGERPRINTS_FILE = 'fingerprints.npy'
 
 
 class EmptySplitError(ValueError):
-  """A split of which nothing is left to write."""
+  """A split without any usable utterance."""
 
 
 @files_lib.for_owner_only()
@@ -64,14 +64,14 @@ def write_split(
     overwrite: bool = False,
     num_workers: int | None = None,
 ) -> summaries.Summary:
-  """Writes a split, or returns the one that is there if it is the same.
+  """Writes a split, or returns the existing one if it is the same.
 
   Recordings may be private: files have mode 0600 and folders 0700, also while
   they are written; folders that are there keep theirs.
 
   "The same" means: the same `origin`, encoding, limits, ids, transcripts, and
   names and sizes of audio files. Of such a one only `attributes` are brought up
-  to date, which lie beside it.
+  to date, which are stored next to it.
 
   Args:
     utterances: Utterances, in any order.
@@ -91,7 +91,7 @@ def write_split(
       transcript, an id that occurs twice, one of `problems`) raises. Otherwise
       it is left out, counted by reason and listed in dropped.tsv.
     drop_copies: Whether to leave out records whose samples are those of an
-      earlier one, whoever's it is. They are counted in either case.
+      earlier one of any speaker. They are counted in either case.
     others: Fingerprints of other parts' recordings, int64 [N]. With
       drop_copies, records with the samples of these are left out, too.
     overwrite: Whether to replace another corpus in `output_dir`.
@@ -130,15 +130,13 @@ def write_split(
   elif len(others):
     identity['others_sha256'] = hashlib.sha256(np.unique(others)).hexdigest()
   existing = _read_existing(
-      output_dir, identity=identity, encoding=encoding, overwrite=overwrite
+      output_dir,
+      identity=identity,
+      encoding=encoding,
+      overwrite=overwrite,
+      strict=strict,
   )
   if existing is not None:
-    if strict and existing['dropped']:
-      raise ValueError(
-          f'{output_dir} was written without what had to be left out'
-          f' ({", ".join(existing["dropped"])}); pass --overwrite to write it'
-          ' again and stop at the first.'
-      )
     return _write_attributes(output_dir, attributes)
   key = dict(
       identity,
@@ -168,7 +166,7 @@ def write_split(
 def _order(
     utterances: Iterable[Utterance],
 ) -> tuple[list[Utterance], list[Problem]]:
-  """Utterances by client and id, and those that cannot be told apart."""
+  """Sorts utterances by client and id; returns unusable ones as problems."""
   key = lambda u: (u.client_id, u.utterance_id)
   ordered, refused = [], []
   for utterance in sorted(utterances, key=key):
@@ -234,6 +232,7 @@ def _read_existing(
     identity: Mapping[str, Any],
     encoding: str,
     overwrite: bool,
+    strict: bool,
 ) -> summaries.Summary | None:
   """The summary of an identical corpus in `output_dir`; None to write it."""
   if not os.path.lexists(output_dir):
@@ -258,7 +257,14 @@ def _read_existing(
   same = stored == json.loads(json.dumps(identity))
   if same and corpus.encoding == encoding:
     partial_split.forget_journal(output_dir)
-    return summaries.read(output_dir)
+    existing = summaries.read(output_dir)
+    if strict and existing['dropped']:
+      raise ValueError(
+          f'{output_dir} was written without some utterances'
+          f' ({", ".join(existing["dropped"])}); pass --overwrite to write it'
+          ' again and stop at the first.'
+      )
+    return existing
   if overwrite:
     return None
   raise ValueError(
@@ -351,7 +357,7 @@ class _ShardFile:
   def add(
       self, utterance: Utterance, outcome: utterances_lib.Outcome
   ) -> None:
-    """Writes the records of an utterance, or notes why there are none."""
+    """Writes the records of an utterance, or adds a problem."""
     if outcome.reason:
       self.problems.append(
           Problem(
@@ -409,7 +415,7 @@ class _ShardFile:
   def commit(
       self, partial: partial_split.PartialSplit, *, num_done: int
   ) -> None:
-    """Makes the shard, and that it is finished, durable."""
+    """Syncs the shard, and then its entry in the journal."""
     self.close()
     files = []
     if self._writer is not None:
@@ -433,7 +439,7 @@ class _ShardFile:
 
 
 def _task_size(utterances: Iterable[Utterance]) -> int:
-  """Recordings that a worker takes at once, and so holds in memory.
+  """Number of recordings that a worker takes at once and holds in memory.
 
   One that is cut may last an hour (a Libri-Light chapter: 16 minutes, 30 MB).
   """
@@ -565,7 +571,7 @@ def _count_copies(
 def _write_attributes(
     folder: str, attributes: speakers.Attributes
 ) -> summaries.Summary:
-  """Writes what is known of speakers, and the summary, beside an index."""
+  """Writes what is known of speakers, and the summary, next to an index."""
   is_changed = speakers.write(folder, attributes)
   summary = summaries.read(folder)
   path = os.path.join(folder, summaries.SUMMARY_FILE)

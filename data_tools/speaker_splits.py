@@ -114,11 +114,11 @@ def repartition(
 
 
 def _speakers(count: int) -> str:
-  """A number of speakers in words."""
+  """'1 speaker', '2 speakers'."""
   return f'{count} speaker' if count == 1 else f'{count} speakers'
 
 def _parse(spec: str) -> Mapping[str, str]:
-  """Part names to sizes as they are written."""
+  """Parses a specification into the written size of each part."""
   sizes: dict[str, str] = {}
   for item in spec.split(','):
     name, equals, size = (text.strip() for text in item.partition('='))
@@ -136,7 +136,7 @@ def _parse(spec: str) -> Mapping[str, str]:
 
 
 def _count(size: str, num_speakers: int) -> int:
-  """'24' or '2.5%' of so many speakers as a number, rounded down."""
+  """'24' or '2.5%' of a number of speakers, rounded down."""
   if size.endswith('%'):
     return int(num_speakers * fractions.Fraction(size[:-1]) / 100)
   return int(size)

@@ -1,12 +1,12 @@
-"""Generated population: thousands of speakers as shards, in a minute.
+"""Generated population: shards of thousands of speakers, in a minute.
 
     python -m data_tools.synthetic_population --output_dir=data/population
 
-Writes the folders public, private, dev and test. Each speaker has a voice of
-its own (`synthetic_voices`) and says a few short sentences; no speaker is in
-two folders, and the sentences of dev and test are said nowhere else. Speech
-goes from eSpeak NG's library into shards; no other file is written. What is
-there and the same is kept.
+Writes the folders public, private, dev and test. Each speaker has a different
+voice (`synthetic_voices`) and says a few short sentences; no speaker is in two
+folders, and no other split has the sentences of dev and test. Speech goes from
+eSpeak NG's library into shards, without other files. An identical population is
+kept.
 """
 
 from tff_asr import launch  # First: quiets what others load.
@@ -78,7 +78,7 @@ def generate(
               'part': part,
               'seed': seed,
           },
-          # These speakers' ids are nobody else's.
+          # No other speaker has these ids.
           namespace=f'generated population, seed {seed}',
           strict=True,
           num_workers=num_workers,
@@ -90,7 +90,7 @@ def generate(
 def _list(
     part: str, *, num_speakers: int, num_utterances: int, seed: int
 ) -> list[utterances.Utterance]:
-  """The utterances of a part, to be spoken where they are encoded."""
+  """The utterances of a part, which the encoding workers synthesise."""
   listed = []
   for number in range(num_speakers):
     speaker = synthetic_voices.draw(
@@ -149,4 +149,6 @@ if __name__ == '__main__':
     _NUM_UTTERANCES[_PART] = flags.DEFINE_integer(
         f'num_{_PART}_utterances', _UTTERANCES, f'Of each speaker in {_PART}.'
     )
-  launch.run(main, after_interrupt='the same command goes on where it stopped.')
+  launch.run(
+      main, after_interrupt='the same command continues where it stopped.'
+  )

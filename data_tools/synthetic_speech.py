@@ -2,11 +2,11 @@
 
 eSpeak NG (GPL-3, from the extra package espeakng-loader) speaks sentences of a
 closed vocabulary. It is not human speech and serves to try the system in
-minutes: a recogniser learns it on two cores, and hears new speakers say new
+minutes: a recogniser learns it on two cores, and is tested on new speakers and
 sentences.
 
-A speaker has a taste for some templates and words, so that clients differ. A
-sentence belongs to the one split that its hash names. eSpeak's breath noise,
+A speaker prefers some templates and words, so that clients differ. The hash of
+a sentence assigns it to one split. eSpeak's breath noise,
 else seeded by the clock, gets a seed; its state drifts from one utterance to
 the next.
 
@@ -99,7 +99,7 @@ def espeak_version() -> str:
 
 
 class Espeak:
-  """eSpeak NG's library, loaded anew; `close` unloads it."""
+  """eSpeak NG's library, loaded again; `close` unloads it."""
 
   def __init__(self, data_dir: str | None = None):
     """Loads eSpeak NG.
@@ -149,7 +149,7 @@ class Espeak:
     self._library.espeak_SetSynthCallback(self._callback)
 
   def close(self) -> None:
-    """Unloads the library, and so its state; nothing else may be called."""
+    """Unloads the library and its state; call nothing else afterwards."""
     self._library.espeak_Terminate()
     _ctypes.dlclose(self._library._handle)  # pylint: disable=protected-access
 
@@ -176,7 +176,7 @@ class Espeak:
 
 
 def split_of(sentence: str) -> str:
-  """Returns the only split whose speakers say a sentence."""
+  """Returns the split that a sentence belongs to."""
   digit = hashlib.sha256(sentence.encode()).digest()[0] % 8
   return {0: 'dev', 1: 'test'}.get(digit, 'train')
 

@@ -1,4 +1,4 @@
-"""Generated voices: thousands of speakers, each with a voice file of its own.
+"""Generated voices: thousands of speakers, each with its own voice file.
 
 A voice is drawn from continuous ranges: the frequencies, heights and widths of
 eSpeak NG's nine formants, pitch and its range, rate, roughness, breath, voicing
@@ -8,7 +8,7 @@ settings that occur nowhere else.
 
 eSpeak's state drifts from one utterance to the next. Each speaker is spoken by
 a library that was just loaded (3 ms), and so follows from the seed alone, bit
-for bit on one machine, whoever else spoke before in the process.
+for bit on one machine, whatever the process synthesised before.
 
 Loads no TensorFlow, so that processes that speak start fast.
 """
@@ -97,7 +97,7 @@ def speak(speaker: Speaker, number: int) -> np.ndarray:
 @functools.lru_cache(maxsize=1)
 def _speak_all(speaker: Speaker) -> list[np.ndarray]:
   """All sentences of a speaker, each int16 [N] at 16 kHz."""
-  spoken = _engine().speak_afresh(speaker)
+  spoken = _engine().speak_from_start(speaker)
   rng = synthetic_speech.generator(speaker.seed, 'noise', speaker.speaker_id)
   return [_record(each, speaker, rng) for each in spoken]
 
@@ -109,7 +109,7 @@ def _engine() -> '_Engine':
 
 
 class _Engine:
-  """eSpeak NG with a folder of data of its own, to write variants into."""
+  """eSpeak NG with its own folder of data, to write variants into."""
 
   def __init__(self):
     # Late: the package is an extra.
@@ -127,7 +127,7 @@ class _Engine:
     pathlib.Path(self._variant).touch()
     self._library = None
 
-  def speak_afresh(self, speaker: Speaker) -> list[np.ndarray]:
+  def speak_from_start(self, speaker: Speaker) -> list[np.ndarray]:
     """A speaker's sentences, int16 at 22.05 kHz, from eSpeak's first state."""
     # A file that is emptied first is waited for: ext4 puts it on the disk.
     with open(self._variant, 'r+', encoding='ascii') as f:

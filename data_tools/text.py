@@ -2,22 +2,21 @@
 
 `normalize_english` is for read English corpora: lower case, Unicode NFC,
 typographic apostrophes and hyphens as plain ones, runs of white space as one
-space. What is then left must be a-z, space, apostrophe and hyphen: another
-character means that a corpus needs a rule of its own, so it is refused by name
-and not dropped.
+space. The result must be a-z, space, apostrophe and hyphen: any other character
+means that a corpus needs its own rule, so it is an error and not dropped.
 
 `normalize_common_voice` is for Common Voice, by the published federated recipe
 (https://arxiv.org/abs/2310.00098):
 lower case; the language's letters, space, apostrophe and hyphen are kept; a
-typographic apostrophe becomes a plain one unless punctuation is beside it (then
-it is a quotation mark); another letter is transliterated to ASCII if that gives
-letters only; everything else is dropped; a hyphen beside a space becomes a
+typographic apostrophe becomes a plain one, unless it is next to punctuation (a
+quotation mark); another letter is transliterated to ASCII if that gives
+letters only; everything else is dropped; a hyphen next to a space becomes a
 space; runs of spaces become one.
 
 Differences: Unicode is composed first (NFC), letters in compatibility forms
 (ligatures, full width, positional forms of Arabic) become plain ones, a final
 sigma becomes a plain one where the letters lack it, and dashes and slashes
-become spaces, so that the words beside them stay apart (dashes='drop' drops
+become spaces, so that the words next to them stay apart (dashes='drop' drops
 them, as the recipe does). Lower case is that of the language where it has a
 rule of its own (`LOWER_CASE`). Transliteration is that of anyascii.
 
@@ -230,7 +229,7 @@ def _is_punctuation(character: str) -> bool:
 
 
 def _transliterate(character: str, letters: str, changes: set[str]) -> str:
-  """A character outside the letters as letters, or '' and why."""
+  """Transliterates a character into the letters; or '' and the reason."""
   if unicodedata.category(character)[0] in 'LM':
     latin = anyascii.anyascii(character).lower()
     if latin and all(c in letters for c in latin):
@@ -241,7 +240,7 @@ def _transliterate(character: str, letters: str, changes: set[str]) -> str:
 
 
 def _report_loss(character: str, changes: set[str]) -> None:
-  """Adds what kind of character was dropped, if it was said."""
+  """Adds the kind of character that was dropped, if it is a word's."""
   kind = unicodedata.category(character)[0]
   if kind in 'LM':
     changes.add(LOST_LETTERS)

@@ -1,8 +1,8 @@
-"""Text files of corpora: lines, tables and JSON lines, maybe a stranger's.
+"""Text files of corpora: lines, tables and JSON lines.
 
 UTF-8 with or without a byte order mark, also compressed (.gz). A line has at
-most a million characters and a file, unpacked, at most 4 GiB: a file that was
-made to fill the memory ends in one line that names it.
+most a million characters and a file, unpacked, at most 4 GiB, so that a damaged
+file cannot fill the memory.
 """
 
 import collections
@@ -148,7 +148,7 @@ def read_json_lines(
 def _join(
     lines: Sequence[str], delimiter: str, *, count: int
 ) -> list[str] | None:
-  """The `count` fields of several lines; None if they are not one row."""
+  """Splits several lines into `count` fields; None if they are not one row."""
   if len(lines) < 2 or all(
       _split(line, delimiter, count=count) for line in lines
   ):

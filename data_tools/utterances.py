@@ -1,4 +1,4 @@
-"""Utterances of a corpus, as a split lists them, and their encoding.
+"""Utterances of a corpus, and their encoding.
 
 `encode` reads an utterance's audio, converts and encodes it. A long recording
 is cut at silences into records of bounded length: stretches of voice that
@@ -145,7 +145,7 @@ class Encoded(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """Fate of an utterance.
+  """What encoding an utterance returned.
 
   Attributes:
     records: Empty if it is left out.
@@ -172,7 +172,7 @@ CRASHED = Outcome(
 def gather_attributes(
     names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, str]]]
 ) -> Attributes:
-  """Gathers what rows say of speakers.
+  """Gathers the attributes of speakers from rows.
 
   Args:
     names: The attributes that the corpus has, also if no row says one.

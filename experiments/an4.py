@@ -89,8 +89,8 @@ Written by `experiments/run.py` from what its runs' folders hold:
 
 The speech is AN4's training part: 74 people spelling words and reading numbers
 and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
-testing, whom no run heard. The model, gated convolutions, has 0.63 million
-parameters. AN4's own test part is not used.
+testing, who are in no training data. The model, gated convolutions, has 0.63
+million parameters. AN4's own test part is not used.
 
 A word error rate (WER) with a standard deviation is the mean over three runs
 that differ in their random seed. Differences come with a 95 % interval over the

@@ -41,7 +41,7 @@ class Recipe:
     gin_files: Further files.
     settings: Macros to gin values.
     model: The experiment's own, or another one.
-    speakers: 'private' or 'public': whom it is trained on.
+    speakers: 'private' or 'public': the speakers to train on.
     parent: Whose (only) run's model training starts from; None: from scratch.
   """
 

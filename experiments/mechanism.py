@@ -210,7 +210,7 @@ def measure(
     clean = np.mean([each.mean for each in rounds], axis=0)
     for clip, noise, name in _cases():
       step, stddev = steppers[clip, name], noise * clip * element
-      # As small as clipped means: epsilon is no smaller beside them.
+      # As small as clipped means: epsilon is no smaller with them.
       reference = step([clip * each.mean for each in rounds])
       for split in _SPLITS:
         setting = Setting(clip, split)
@@ -548,7 +548,7 @@ are paired by group; an interval is Student's, 95 %."""
 
 
 def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
-  """Writes the report, and its plot beside it.
+  """Writes the report and its plot.
 
   Args:
     measured: Names of states to what `measure` returns.

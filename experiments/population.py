@@ -147,7 +147,7 @@ _DISTRIBUTED = _deployable('distributed, 16 bits', 'distributed')
 
 
 def _bits(bits: int, settings: Mapping[str, Any]) -> design.Row:
-  """That row in sums of so many bits."""
+  """That row in sums of that many bits."""
   label = f'distributed, {bits} bits'
   recipe = _DISTRIBUTED.recipe
   return dataclasses.replace(

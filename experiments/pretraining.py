@@ -5,11 +5,11 @@
 BEST-RQ on generated speech (`data_tools.synthetic_population`), after
 https://arxiv.org/abs/2409.13953: a public warm start, and from it private
 phases, each for several random seeds that all rows share. What decides is the
-loss on voices that nobody trained on; for a few rows also the word error rate
+loss on voices outside the training data, and for a few rows the word error rate
 after fine-tuning with CTC on transcribed speech of others. Steps, draws, noise,
 freezing and accounting are the library's; the loop is here, because a program a
 row would spend most of its time starting. Results are kept in a file as they
-come, so it can be stopped and started again; the report is written anew after
+come, so it can be stopped and started again; the report is rewritten after
 each seed. A seed takes some two minutes of one core, and one more to fine-tune.
 """
 
@@ -158,7 +158,7 @@ def build_model() -> best_rq.BestRqModel:
 def noise_of(
     ratio: float, *, num_parameters: int, batch_size: int = _BATCH
 ) -> float:
-  """z at which the noise on the mean has so many times the norm of the clip."""
+  """Returns z for a ratio of the norm of the noise on the mean to the clip."""
   return ratio * batch_size / math.sqrt(num_parameters)
 
 
@@ -693,8 +693,8 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       f'{_SPEAKERS["private"]:,} private ones {_UTTERANCES["private"]}; loss, '
       f'in nats, is that of {_SPEAKERS["dev"]} other voices with other '
       f'sentences. The warm start takes {_WARM_STEPS} steps of {_WARM_BATCH}; '
-      f'each row goes on for {_STEPS} steps of {_BATCH} expected utterances '
-      f'(but for those of other batches) with C = {_CLIP:g}, by layer with '
+      f'each row continues for {_STEPS} steps of {_BATCH} expected utterances '
+      f'(except those of other batches) with C = {_CLIP:g}, by layer with '
       f'`dim`, and Adam at {_RATE:g}. Noise is the norm of the noise on the '
       f'mean over C, before freezing; where nothing is said it is {_RATIO:g}. '
       'Rows of a seed share the warm start, and those of one batch size the '

@@ -43,7 +43,7 @@ Rows = Mapping[str, Measured]
 
 
 def write(*, folders: jobs.Folders, path: str) -> None:
-  """Writes a suite's report, and a plot for each group beside it.
+  """Writes a suite's report, and a plot for each group.
 
   What is not run is said to be so.
 

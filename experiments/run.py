@@ -2,7 +2,7 @@ r"""Runs a suite of experiments, and reports it.
 
 Makes the shards, trains what is missing of the groups, several runs at a time,
 decodes the test speakers and writes the report. What is there is kept, so it
-can be stopped and started again; a run that was stopped goes on.
+can be stopped and started again; a run that was stopped continues.
 
   an4         with and without privacy on recorded voices, of AN4
   population  the federated paper's findings at real epsilons and equal noise,
@@ -61,7 +61,7 @@ _RUNS_DIR = flags.DEFINE_string(
 _REPORT = flags.DEFINE_string(
     'report',
     None,
-    "The report, by default the suite's in docs/; its plots go beside it.",
+    "The report, by default the suite's in docs/; plots go to its folder.",
 )
 _NUM_AT_ONCE = flags.DEFINE_integer(
     'num_at_once',

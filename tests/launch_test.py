@@ -189,8 +189,8 @@ class SignalsTest(parameterized.TestCase):
     self.assertEqual(finished.returncode, code)
     self.assertEqual(
         finished.stderr,
-        f'{word} twice, ended at once: the same command goes on from what was '
-        'saved last.\n',
+        f'{word} twice, ended at once: the same command continues from the '
+        'last saved state.\n',
     )
     child = int(finished.stdout)
     # It was sent SIGKILL, and a busy machine takes a moment to act on it.

@@ -26,7 +26,9 @@ def annotations(function: Callable[..., object]) -> dict[str, object]:
   return typing.get_type_hints(function)
 
 
-def missing(function: Callable[..., object], given: Collection[str]) -> list[str]:
+def missing(
+    function: Callable[..., object], given: Collection[str]
+) -> list[str]:
   """The arguments without a default that are not among those given."""
   return [
       name

@@ -46,7 +46,7 @@ _GIN_ERRORS = (
     tokenize.TokenError,
 )
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# A wheel has the folder gin in the package, a working copy beside it.
+# A wheel has the folder gin in the package, a working copy next to it.
 _ROOT = next(
     folder
     for folder in (_PACKAGE, os.path.dirname(_PACKAGE))
@@ -234,7 +234,7 @@ def _find(path: str) -> str:
 
 
 def _search_folder_of(path: str) -> None:
-  """Lets a user's file import and include what lies beside it."""
+  """Lets a user's file import and include files of its folder."""
   folder = os.path.dirname(os.path.realpath(path))
   own = os.path.join(os.path.realpath(_ROOT), 'gin', '')
   if folder not in sys.path and not folder.startswith(own):

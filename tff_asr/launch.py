@@ -38,9 +38,9 @@ warnings.simplefilter('ignore')
 _Result = TypeVar('_Result')
 _Handler = Callable[[int, types.FrameType | None], None] | int | None
 
-_RESUME = 'the same command goes on from what was saved last.'
+_RESUME = 'the same command continues from the last saved state.'
 _WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
-# Where a wheel has the programs; in a working copy they are beside the package.
+# Where a wheel has the programs; a working copy has them in bin/.
 _INSTALLED_PROGRAMS = os.path.join(os.path.dirname(__file__), 'bin')
 _HELP = frozenset({'--help', '-help', '-h', '--helpshort'})
 # TensorFlow wraps the message of a check in a graph in these.
@@ -236,9 +236,9 @@ def _abandon(line: str, *, code: int) -> None:
 
 
 def _keep_memory() -> None:
-  """Has glibc keep the memory of freed tensors for the next ones.
+  """Makes glibc keep the memory of freed tensors for the next ones.
 
-  Fetching large pieces anew from the system, page by page, took a tenth of a
+  Getting large blocks from the system again, page by page, took a tenth of a
   round's CPU time at 86M parameters.
   """
   libc = ctypes.CDLL(None)
@@ -304,7 +304,7 @@ def _parse_flags(
       flag = flags.FLAGS[name]
       if any(_MISSING_FLAG.match(each.message) for each in flag.validators):
         flag.help = f'{flag.help} Required.'
-      # absl goes on after the help of a flag that may be repeated.
+      # absl appends a sentence to the help of a flag that may be repeated.
       flag.help = flag.help.replace('.;\n', ';\n')
     about = sys.modules['__main__'].__doc__
     if os.path.dirname(os.path.abspath(argv[0])) == _INSTALLED_PROGRAMS:

@@ -90,4 +90,4 @@ def _build_server(
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -63,4 +63,4 @@ def _batch_of(arrays: dict[str, np.ndarray]) -> list[jax.Array]:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -60,4 +60,4 @@ def _build_context() -> tff.framework.SyncContext:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -52,4 +52,4 @@ class _Module(torch_model.CtcTransformer):
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -93,4 +93,4 @@ def _losses(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -205,4 +205,4 @@ def _check_update(
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(main, after_interrupt='the same command starts again.')

@@ -1,4 +1,4 @@
-"""An aggregator of one's own: the mean of the signs of updates."""
+"""Your own aggregator: the mean of the signs of updates."""
 
 import tensorflow as tf
 import tensorflow_federated as tff

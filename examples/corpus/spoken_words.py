@@ -1,4 +1,4 @@
-"""A corpus of one's own: folders of words, as in Speech Commands, to shards.
+"""Your own corpus: folders of words, as in Speech Commands, to shards.
 
     python examples/corpus/spoken_words.py --source_dir=words \\
         --output_dir=data/words --splits=train

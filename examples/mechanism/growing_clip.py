@@ -1,4 +1,4 @@
-"""A mechanism of one's own: a clip that grows by a public factor each round."""
+"""Your own mechanism: a clip that grows by a public factor each round."""
 
 import tensorflow as tf
 

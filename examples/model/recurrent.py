@@ -1,4 +1,4 @@
-"""A model of one's own: the package's front end and a gated recurrent layer."""
+"""Your own model: the package's front end and a gated recurrent layer."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""A server optimizer of one's own: Lion (https://arxiv.org/abs/2302.06675)."""
+"""Your own server optimizer: Lion (https://arxiv.org/abs/2302.06675)."""
 
 import tensorflow as tf
 import tensorflow_federated as tff

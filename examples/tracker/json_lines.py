@@ -1,6 +1,6 @@
-"""Metrics to a file with a JSON object a round: a tracker in its shortest form.
+"""The shortest tracker: writes each round's metrics as a line of JSON.
 
-For a service, take its own call in place of the file: `mlflow.log_metrics(value,
+For a service, replace the file by its call: `mlflow.log_metrics(value,
 step=key)`, `wandb.log(value, step=key)`.
 """
 
@@ -26,7 +26,7 @@ class JsonLines(tff.program.ReleaseManager):
 
     Args:
       value: The round's metrics by name.
-      key: Its number. A run that goes on after a fault may release a round
+      key: Its number. A run that continues after a fault may release a round
         again: the later line counts.
     """
     with open(self._path, 'a', encoding='utf-8') as file:

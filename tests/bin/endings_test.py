@@ -11,7 +11,7 @@ from tests import cases
 from tests import fakes
 from tests.bin import programs
 
-_RESUME = ': the same command goes on from what was saved last.'
+_RESUME = ': the same command continues from the last saved state.'
 # A client's work that outlasts any test: a signal comes in the middle of it.
 _ENDLESS = 'NUM_LOCAL_STEPS = 1000000'
 

@@ -549,15 +549,15 @@ class ManifestTest(parameterized.TestCase):
         for i, (name, text) in enumerate(zip(('train', 'dev'), texts))
     }
 
-  def spelt(self, *texts: str, **settings):
-    characters, found = manifest.spell(self.listings(*texts), **settings)
+  def converted(self, *texts: str, **settings):
+    characters, found = manifest.convert_transcripts(self.listings(*texts), **settings)
     return characters, {
         name: [u.transcript for u in listing.utterances]
         for name, listing in found.items()
     }, found
 
   def test_the_first_part_decides_the_alphabet(self):
-    characters, found, listings = self.spelt(
+    characters, found, listings = self.converted(
         'Süß, oder?  Ja!', 'Ça: 3 süßere', keeps=False
     )
     self.assertEqual(characters, " '-adejorsßü")
@@ -565,24 +565,24 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(
         listings['dev'].utterances[0].changes, ['lost digits', 'lost letters']
     )
-    characters, found, listings = self.spelt(
+    characters, found, listings = self.converted(
         'Süß,  oder\u0301', 'Süß? ó', keeps=True
     )
     self.assertEqual(characters, ' ,Sdeoßüŕ')
     self.assertEqual(found, {'train': ['Süß, odeŕ'], 'dev': []})
     (problem,) = listings['dev'].problems
     self.assertEqual(problem.reason, 'has characters outside the tokens')
-    characters, found, _ = self.spelt('Ja!', 'ok', keeps=False, alphabet='JAOK')
+    characters, found, _ = self.converted('Ja!', 'ok', keeps=False, alphabet='JAOK')
     self.assertEqual(characters, " '-ajko")
     self.assertEqual(found, {'train': ['ja'], 'dev': ['ok']})
 
   def test_a_language_has_its_own_lower_case(self):
-    characters, found, _ = self.spelt('IŞIK', 'İş', keeps=False, language='tr')
+    characters, found, _ = self.converted('IŞIK', 'İş', keeps=False, language='tr')
     self.assertEqual(found, {'train': ['ışık'], 'dev': ['ş']})
     self.assertEqual(characters, " '-kış".replace('ış', 'ış'))
 
   def test_transcripts_in_other_letters_say_so(self):
-    _, found, listings = self.spelt('ja', '東京', keeps=False)
+    _, found, listings = self.converted('ja', '東京', keeps=False)
     self.assertEqual(found['dev'], [])
     (problem,) = listings['dev'].problems
     self.assertEqual(problem.reason, 'has no letter of the alphabet')

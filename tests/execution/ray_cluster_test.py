@@ -985,8 +985,8 @@ class EndOfProgramTest(parameterized.TestCase):
           'ctrl_c_in_a_round',
           _CTRL_C,
           [
-              'stderr interrupted: the same command goes on from what was '
-              'saved last.'
+              'stderr interrupted: the same command continues from the '
+              'last saved state.'
           ],
       ),
   )
