@@ -3,7 +3,7 @@ r"""Audits an experiment: tests its sums and noise, and measures its epsilon.
 No client trains: canary clients send random directions, and all others zeros.
 Each test says whether it holds; if one fails, the exit code is 1. Canaries are
 counted in the population; choose COHORT_SIZE with them in mind. The model of an
-audit is of no use, and is removed.
+audit is useless, and is deleted.
 
 Example:
   python bin/audit_privacy.py --output_dir=runs/audit \

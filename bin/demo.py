@@ -1,4 +1,4 @@
-r"""Shows on a local page what the models of several runs hear in a recording.
+r"""Serves a local page that transcribes recordings with the models of runs.
 
 RUN is the folder of a run that has ended, or LABEL=RUN. The page records, or
 takes a file, and shows each run's transcript with its errors, its word error
@@ -21,7 +21,7 @@ from tff_asr.reports import demo
 from tff_asr.reports import tables
 
 _PORT = flags.DEFINE_integer(
-    'port', 8000, 'Of 127.0.0.1; 0: any free one.', lower_bound=0,
+    'port', 8000, 'Port of 127.0.0.1; 0: any free one.', lower_bound=0,
     upper_bound=65535,
 )
 _TRUST_CODE = flags.DEFINE_string(

@@ -2,8 +2,8 @@ r"""Exports the model of a run: weights, SavedModel, TFLite, and a model card.
 
 The weights are safetensors, with the model, tokens and features as JSON:
 bin/transcribe.py takes the folder as its --run. Each export is checked on real
-utterances against the run's own model: how many it hears alike, and its word
-error rate. The card tells that, and of the run its data, word errors and
+utterances against the run's own model: the share of equal transcripts, and its
+word error rate. The card states both, and the run's data, word errors and
 privacy statement.
 
 Example:
@@ -38,7 +38,7 @@ _DATA = flags.DEFINE_string(
     'data', None, 'Folder of shards to check the exports on.'
 )
 _NUM_UTTERANCES = flags.DEFINE_integer(
-    'num_utterances', 100, 'How many of them.', lower_bound=1
+    'num_utterances', 100, 'Number of utterances to check.', lower_bound=1
 )
 _EVALUATION = flags.DEFINE_string(
     'evaluation', 'test.json', 'What bin/evaluate.py wrote in the run.'

@@ -1,4 +1,4 @@
-r"""Contents of folders of shards: speakers, hours, what was left out, padding.
+r"""Prints what folders of shards contain: speakers, hours, problems, padding.
 
 Example:
   python bin/inspect_data.py --data=quickstart_data/shards --padding \

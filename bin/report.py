@@ -2,12 +2,12 @@ r"""Shows runs side by side: as a table, and with pictures as one HTML file.
 
 RUN is a run's folder, or LABEL=RUN,RUN: runs that differ in their random seed,
 whose errors are averaged. Word error rates are compared with the first one's by
-a paired bootstrap over speakers (95 %), which does not hold what another seed
-would change.
+a paired bootstrap over speakers (95 %), which does not cover the effect of
+another seed.
 
 With --output_dir it also writes word errors, loss, epsilon, clipping and noise,
 layers, speakers, privacy statements and configurations to an HTML file that
-needs no network. Figures marked `not private` are exact and not covered by a
+needs no network. Numbers marked `not private` are exact and not covered by a
 privacy statement. The utterances with the most errors are shown with their
 transcripts; --num_worst=0 leaves them out.
 

@@ -5,13 +5,13 @@ Makes a corpus and runs the programs that a user would run:
   1. data_tools.synthetic_population  generated speech: a few public speakers,
      12,000 private ones, and others for dev and test
   2. bin/train_central.py    a seed model, on the public speakers
-  3. bin/train_central.py    the control: the seed trained on, on the same
+  3. bin/train_central.py    the control: the seed trained further, on the same
   4. bin/train_federated.py  the private speakers, federatedly, with
      differential privacy for each
-  5. bin/evaluate.py         all of them on the test speakers, who trained none
+  5. bin/evaluate.py         all models, on the test speakers
 
-Prints their word error rates, the guarantee and some transcripts. What is there
-already is kept: delete a folder to make it again.
+Prints their word error rates, the guarantee and some transcripts. Existing
+folders are kept: delete one to make it again.
 
 Example:
   bin/quickstart

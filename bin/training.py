@@ -1,8 +1,8 @@
-"""Flags of the programs that train from a configuration, and their main."""
+"""Flags and main function of the programs that train from a configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 import functools
-from typing import Any
+from typing import TypeVar
 
 from absl import flags
 
@@ -11,6 +11,10 @@ from tff_asr import launch
 from tff_asr.programs import dry_run
 from tff_asr.programs import training_loop
 from tff_asr.storage import hardware_fingerprint
+
+_Program = TypeVar('_Program')
+_Describe = Callable[[_Program], Coroutine[object, object, str]]
+_Train = Callable[[_Program], Coroutine[object, object, object]]
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there continues.'
@@ -30,32 +34,37 @@ flags.mark_flag_as_required('output_dir')
 
 
 def main(
-    program: Callable[..., Any], *, gin_file: str, **options: Any
+    program: Callable[..., _Program],
+    *,
+    gin_file: str,
+    describe: _Describe | None = dry_run.describe,
+    train: _Train = training_loop.run,
 ) -> None:
-  """The whole of a command: flags, help, and `run`.
+  """Runs a command: parses flags, prints help, calls `run`.
 
   Args:
     program: See `run`.
     gin_file: The file of gin/programs, whose settings --help lists.
-    **options: See `run`.
+    describe: See `run`.
+    train: See `run`.
   """
   launch.run(
-      lambda _: run(program, **options),
+      lambda _: run(program, describe=describe, train=train),
       more_help=functools.partial(config.settings_help, gin_file=gin_file),
   )
 
 
 def run(
-    program: Callable[..., Any],
+    program: Callable[..., _Program],
     *,
-    describe: Callable[..., Any] | None = dry_run.describe,
-    train: Callable[..., Any] = training_loop.run,
+    describe: _Describe | None = dry_run.describe,
+    train: _Train = training_loop.run,
 ) -> None:
   """Binds a program and runs it, or with --dry_run prints what it would do.
 
   Args:
-    program: A `training_loop.TrainingRun`, or what else `train` takes; it is
-      called with `output_dir`, `configuration` and `model_spec`.
+    program: Builds a `training_loop.TrainingRun`, or another argument of
+      `train`; it is called with `output_dir`, `configuration` and `model_spec`.
     describe: A coroutine of the program; None: there is no dry run.
     train: A coroutine of the program.
 

@@ -1,8 +1,9 @@
-r"""Writes down what is said in audio files, with the model of a run.
+r"""Transcribes audio files with the model of a run.
 
-WAV, FLAC, MP3, Ogg and what else libsndfile or ffmpeg reads, at any rate, and
-folders of them. Recordings longer than --window_sec are decoded in windows that
-overlap. Decoding is greedy, as in bin/evaluate.py, or by beam search with --lm.
+Takes WAV, FLAC, MP3, Ogg and other formats of libsndfile or ffmpeg, at any
+rate, and folders of them. Recordings longer than --window_sec are decoded in
+windows that overlap. Decoding is greedy, as in bin/evaluate.py, or by beam
+search with --lm.
 
 Example:
   python bin/transcribe.py --run=runs/private recording.wav folder
@@ -31,7 +32,7 @@ _TRUST_CODE = flags.DEFINE_string(
     'any code.',
 )
 _FORMAT = flags.DEFINE_enum(
-    'format', 'text', transcription.FORMATS, 'What to write.'
+    'format', 'text', transcription.FORMATS, 'Output format.'
 )
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Gets a file for each audio file; else it is printed.'
@@ -39,7 +40,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _WINDOW_SEC = flags.DEFINE_float(
     'window_sec',
     None,
-    'What is decoded at once; by default the longest that training took.',
+    'Longest piece to decode at once; by default the longest of training.',
 )
 _LM = flags.DEFINE_string(
     'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'

@@ -565,6 +565,6 @@ def _convert_by_flags(corpus: Corpus) -> None:
   if num_dropped > rounding.whole(_MAX_DROPPED.value * total):
     raise ValueError(
         f'{num_dropped:,} of {total:,} utterances were left out; the others are'
-        f' in {_OUTPUT_DIR.value}. {summaries.DROPPED_FILE} says why: mend'
+        f' in {_OUTPUT_DIR.value}. {summaries.DROPPED_FILE} says why: fix'
         ' them, or pass a larger --max_dropped.'
     )

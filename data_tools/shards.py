@@ -192,7 +192,7 @@ def _refuse(problems: Sequence[Problem]) -> None:
   """Raises ValueError for the first problem, if there is one."""
   for problem in problems:
     raise ValueError(
-        f'{problem.detail} Mend it, or run without --strict to leave it out'
+        f'{problem.detail} Fix it, or run without --strict to leave it out'
         ' and count it.'
     )
 

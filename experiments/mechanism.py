@@ -556,28 +556,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
   """
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), 'results')
   os.makedirs(plots_dir, exist_ok=True)
-  plots.save(
-      plots.plot_grid(
-          {
-              name: {
-                  split: [
-                      plots.Point(
-                          noise, *_spread(
-                              _select(found, 'gain', split, noise=noise)
-                          )
-                      )
-                      for noise in _NOISES
-                  ]
-                  for split in _SPLITS
-              }
-              for name, found in measured.items()
-          },
-          label='(noise norm) / C',
-          value_label="gain of LAMB's step",
-      ),
-      os.path.join(plots_dir, 'mechanism.png'),
-      dpi=90,
-  )
+  _save_plot(measured, os.path.join(plots_dir, 'mechanism.png'))
   missing = [state.name for state in STATES if state.name not in measured]
   absent = f'Not measured yet: {"; ".join(missing)}.'
   sections = [
@@ -621,6 +600,34 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       ' one of which signal is left.\n\n' + tables.markdown(_layers(measured)),
   ]
   files.write_text(path, '\n\n'.join(sections) + '\n')
+
+
+def _save_plot(
+    measured: Mapping[str, Mapping[str, Any]], path: str
+) -> None:
+  """Draws the gain of LAMB's step by noise."""
+  plots.save(
+      plots.plot_grid(
+          {
+              name: {
+                  split: [
+                      plots.Point(
+                          noise, *_spread(
+                              _select(found, 'gain', split, noise=noise)
+                          )
+                      )
+                      for noise in _NOISES
+                  ]
+                  for split in _SPLITS
+              }
+              for name, found in measured.items()
+          },
+          label='(noise norm) / C',
+          value_label="gain of LAMB's step",
+      ),
+      path,
+      dpi=90,
+  )
 
 
 def _select(

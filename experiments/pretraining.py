@@ -625,62 +625,7 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   """
   specs = build_model().specs
   losses = [found['losses'] for found in results.values()]
-  cells = [[
-      '', 'held-out loss', 'minus warm start (95 %)', 'seeds', 'z', 'epsilon',
-  ]]
-  for label in (_WARM_START, *(row.label for row in rows)):
-    found = [each[label] for each in losses if label in each]
-    if not found:
-      cells.append([label, 'not run', '', '', '', ''])
-      continue
-    row = next((row for row in rows if row.label == label), None)
-    private = row is not None and row.noise is not None
-    cells.append([
-        label,
-        f'{np.mean(found):.3f}',
-        _shown(_contrast({label: 1, _WARM_START: -1}, losses)) if row else '',
-        str(len(found)),
-        f'{row.noise:.3g}' if private else '',
-        statement.number(epsilon_of(row.noise, row.batch_size))
-        if private
-        else '',
-    ])
-  claims = [['claim', 'difference (95 %)', 'seeds', 'here']]
-  for claim in build_claims():
-    found = _contrast(claim.weights, losses)
-    count = sum(claim.weights.keys() <= each.keys() for each in losses)
-    verdict = report_lib.verdict(found, claim)
-    claims.append([claim.text, _shown(found), str(count), verdict])
-  cosines = [['clip', 'batch', 'C / median norm', 'lowest frozen', 'cosine']]
-  tried = [found['cosines'] for found in results.values() if 'cosines' in found]
-  for alike in zip(*tried):
-    split, batch_size, clip, share = alike[0][:4]
-    cosines.append([
-        split, str(batch_size), f'{clip:g}', f'{share:.0%}',
-        f'{np.mean([each[4] for each in alike]):.3f}',
-    ])
   tuned = [found['errors'] for found in results.values() if 'errors' in found]
-  rates = [['', 'WER %', 'seeds']]
-  for label in _TUNED:
-    found = [_word_error_rate(each[label]) for each in tuned if label in each]
-    rates.append([
-        label,
-        f'{100 * np.mean(found):.1f}' if found else 'not run',
-        str(len(found)) if found else '',
-    ])
-  tuned_claims = [['claim', 'points (95 %)', 'seeds', 'here']]
-  for claim in build_tuned_claims():
-    found = _tuned_contrast(claim.weights, tuned)
-    count = sum(claim.weights.keys() <= each.keys() for each in tuned)
-    tuned_claims.append([
-        claim.text,
-        _shown(found and confidence.Interval(*(100 * x for x in found)), 1),
-        str(count),
-        # Between seeds word errors may differ by more than between rows.
-        'not decided: one seed'
-        if count == 1
-        else report_lib.verdict(found, claim),
-    ])
   speakers, utterances = _TUNING_SPEAKERS, _TUNING_UTTERANCES
   paragraphs = [
       '# Private pre-training in miniature',
@@ -718,11 +663,11 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   ]
   return '\n\n'.join([
       *map(report_lib.wrap, paragraphs),
-      tables.markdown(cosines),
+      tables.markdown(_cosine_table(results)),
       '## Rows',
-      tables.markdown(cells),
+      tables.markdown(_loss_table(losses, rows)),
       '## Claims',
-      tables.markdown(claims),
+      tables.markdown(_claim_table(losses)),
       '## Word error rates after fine-tuning',
       report_lib.wrap(
           f'With a CTC head of {tokenizer_lib.for_language("en").vocab_size} '
@@ -736,13 +681,95 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
           'seeds, with the variance over seeds; of one seed, over speakers '
           'alone.'
       ),
-      tables.markdown(rates),
-      tables.markdown(tuned_claims),
+      tables.markdown(_rate_table(tuned)),
+      tables.markdown(_tuned_claim_table(tuned)),
       report_lib.wrap(
           'The first claim is the positive control: where it does not hold, '
           'word error rates rank nothing.'
       ),
   ]) + '\n'
+
+
+def _loss_table(
+    losses: Sequence[dict[str, float]], rows: Sequence[Row]
+) -> tables.Table:
+  """Held-out loss, noise and epsilon of each row."""
+  cells = [[
+      '', 'held-out loss', 'minus warm start (95 %)', 'seeds', 'z', 'epsilon',
+  ]]
+  for label in (_WARM_START, *(row.label for row in rows)):
+    found = [each[label] for each in losses if label in each]
+    if not found:
+      cells.append([label, 'not run', '', '', '', ''])
+      continue
+    row = next((row for row in rows if row.label == label), None)
+    private = row is not None and row.noise is not None
+    cells.append([
+        label,
+        f'{np.mean(found):.3f}',
+        _shown(_contrast({label: 1, _WARM_START: -1}, losses)) if row else '',
+        str(len(found)),
+        f'{row.noise:.3g}' if private else '',
+        statement.number(epsilon_of(row.noise, row.batch_size))
+        if private
+        else '',
+    ])
+  return cells
+
+
+def _claim_table(losses: Sequence[dict[str, float]]) -> tables.Table:
+  """Claims about losses."""
+  claims = [['claim', 'difference (95 %)', 'seeds', 'here']]
+  for claim in build_claims():
+    found = _contrast(claim.weights, losses)
+    count = sum(claim.weights.keys() <= each.keys() for each in losses)
+    verdict = report_lib.verdict(found, claim)
+    claims.append([claim.text, _shown(found), str(count), verdict])
+  return claims
+
+
+def _cosine_table(results: dict[str, dict]) -> tables.Table:
+  """Cosines of noised and clean means before training."""
+  cosines = [['clip', 'batch', 'C / median norm', 'lowest frozen', 'cosine']]
+  tried = [found['cosines'] for found in results.values() if 'cosines' in found]
+  for alike in zip(*tried):
+    split, batch_size, clip, share = alike[0][:4]
+    cosines.append([
+        split, str(batch_size), f'{clip:g}', f'{share:.0%}',
+        f'{np.mean([each[4] for each in alike]):.3f}',
+    ])
+  return cosines
+
+
+def _rate_table(tuned: Sequence[dict[str, list]]) -> tables.Table:
+  """Word error rates after fine-tuning."""
+  rates = [['', 'WER %', 'seeds']]
+  for label in _TUNED:
+    found = [_word_error_rate(each[label]) for each in tuned if label in each]
+    rates.append([
+        label,
+        f'{100 * np.mean(found):.1f}' if found else 'not run',
+        str(len(found)) if found else '',
+    ])
+  return rates
+
+
+def _tuned_claim_table(tuned: Sequence[dict[str, list]]) -> tables.Table:
+  """Claims about word error rates."""
+  tuned_claims = [['claim', 'points (95 %)', 'seeds', 'here']]
+  for claim in build_tuned_claims():
+    found = _tuned_contrast(claim.weights, tuned)
+    count = sum(claim.weights.keys() <= each.keys() for each in tuned)
+    tuned_claims.append([
+        claim.text,
+        _shown(found and confidence.Interval(*(100 * x for x in found)), 1),
+        str(count),
+        # Between seeds word errors may differ by more than between rows.
+        'not decided: one seed'
+        if count == 1
+        else report_lib.verdict(found, claim),
+    ])
+  return tuned_claims
 
 
 def _word_error_rate(errors: Sequence[Sequence[int]]) -> float:

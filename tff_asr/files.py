@@ -1,9 +1,9 @@
 """Atomic files and locks on files: the one place that replaces, syncs, locks.
 
-A file is written as NAME.partial, synced, renamed, and the folder synced: a
-name stands for a whole file, old or new, also after a power failure. The
-partial file is always a new one (O_EXCL): it has the mode asked for from its
-first byte on, and no link leads it elsewhere.
+A file is written as NAME.partial, synced and renamed, and its folder is synced:
+the name stands for a complete file, old or new, even after a power failure. The
+partial file is always created (O_EXCL), so that it has its mode from the first
+byte and cannot be a link to another file.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ _CHUNK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def replacing(path: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
-  """Opens a file that takes the place of `path` when the context ends well.
+  """Opens a file that replaces `path` if the context ends without an error.
 
   Args:
     path: The file; its folder exists.
     mode: Its permissions, less those that the umask takes.
 
   Yields:
-    The file to write. After an exception nothing of it is left, and an older
-    file stays as it was.
+    The file to write. After an exception it is deleted, and an older file
+    stays as it was.
   """
   partial = _partial(path)
   with contextlib.suppress(FileNotFoundError):
-    os.remove(partial)  # Of a program that was killed.
+    os.remove(partial)  # Left by a program that was killed.
   descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
   try:
     with open(descriptor, 'wb') as file:
@@ -50,30 +50,30 @@ def replacing(path: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 
 def write(path: str, data: bytes, *, mode: int = 0o644) -> None:
-  """Writes a file whole or not at all; when this returns, it is on disk."""
+  """Writes a whole file or nothing; returns when it is on disk."""
   with replacing(path, mode=mode) as file:
     file.write(data)
 
 
 def copy(source: str, path: str) -> None:
-  """As `write`, of another file's bytes."""
+  """As `write`: copies another file."""
   with open_plain(source) as file, replacing(path) as copied:
     shutil.copyfileobj(file, copied)
 
 
 def write_text(path: str, text: str) -> None:
-  """As `write`, in UTF-8."""
+  """As `write`: text in UTF-8."""
   write(path, text.encode())
 
 
 def write_json(path: str, value: object) -> None:
-  """As `write`, a value as indented JSON."""
+  """As `write`: a value as indented JSON."""
   write_text(path, json.dumps(value, indent=1) + '\n')
 
 
 @contextlib.contextmanager
 def open_plain(path: str) -> Iterator[BinaryIO]:
-  """Opens a file, which may be a stranger's, to read it.
+  """Opens a regular file to read it.
 
   Raises:
     OSError: It cannot be opened.
@@ -83,7 +83,7 @@ def open_plain(path: str) -> Iterator[BinaryIO]:
   opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
   with open(path, 'rb', opener=opener) as file:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-      raise ValueError(f'{path} is no plain file.')
+      raise ValueError(f'{path} is not a regular file.')
     yield file
 
 
@@ -91,8 +91,8 @@ def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
   """Returns a file's bytes.
 
   Args:
-    path: The file, which may be a stranger's.
-    max_bytes: The most to read.
+    path: The file.
+    max_bytes: The largest size to read.
 
   Raises:
     OSError: It cannot be read.
@@ -109,7 +109,7 @@ def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
 
 
 def parse_json(data: bytes | str) -> Any:
-  """A value from JSON; ValueError for what is none, or nested too deeply."""
+  """Parses JSON; raises ValueError if it is invalid or nested too deeply."""
   try:
     return json.loads(data)
   except RecursionError:
@@ -118,10 +118,10 @@ def parse_json(data: bytes | str) -> Any:
 
 @contextlib.contextmanager
 def overwriting(path: str) -> Iterator[None]:
-  """Overwrites with zeros what `path` holds, once the context has replaced it.
+  """Overwrites the old content of `path` with zeros after it is replaced.
 
   Best effort: journals, snapshots, copies on write and the spare cells of a
-  flash disk may keep what was there.
+  flash disk may keep the old content.
 
   Args:
     path: A file that the context replaces or removes; need not exist.
@@ -142,7 +142,7 @@ def overwriting(path: str) -> Iterator[None]:
 
 
 def erase(path: str) -> None:
-  """Removes a file, and what a killed program wrote of it; see `overwriting`.
+  """Removes a file and its partial file; see `overwriting`.
 
   Args:
     path: The file; need not exist.
@@ -154,15 +154,15 @@ def erase(path: str) -> None:
 
 
 def _partial(path: str) -> str:
-  """The place of a file until it takes its name."""
+  """The name of a file until it is complete."""
   return f'{path}.partial'
 
 
 @contextlib.contextmanager
 def for_owner_only() -> Iterator[None]:
-  """New files get mode 0600 and new folders 0700, here and in new processes.
+  """Gives new files mode 0600 and new folders 0700, also in new processes.
 
-  Also a decorator. The umask is one for all threads of a process.
+  Also a decorator. All threads of a process share the umask.
   """
   before = os.umask(0o077)
   try:
@@ -172,7 +172,7 @@ def for_owner_only() -> Iterator[None]:
 
 
 def sync(path: str) -> None:
-  """Waits until a file, or the names of the files in a folder, are on disk."""
+  """Waits until a file, or a folder's list of files, is on disk."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)
@@ -181,9 +181,9 @@ def sync(path: str) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-  """Takes the lock of an open file; False if another process or file has it.
+  """Locks an open file; False if it is locked already.
 
-  The operating system lets go of it however the process ends.
+  The operating system releases the lock however the process ends.
   """
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

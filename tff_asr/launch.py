@@ -1,7 +1,16 @@
-"""Surroundings of every program: quiet libraries, signals, one-line errors.
+"""Starts and ends every program: quiet libraries, signals, one-line errors.
 
-A program imports this first, since libraries print warnings while they are
-loaded, calls `install_early_sigint`, imports the rest, and ends in `run(main)`.
+A program imports this first, because libraries print warnings while they load,
+calls `install_early_sigint`, imports the rest, and ends in `run(main)`:
+
+    from tff_asr import launch
+
+    launch.install_early_sigint(__name__)
+
+    from tff_asr.programs import federated
+
+    if __name__ == '__main__':
+      launch.run(main)
 """
 
 import asyncio
@@ -53,13 +62,13 @@ _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 def install_early_sigint(name: str) -> None:
   """Lets Ctrl-C end the program at once until `run` takes over.
 
-  Imports take seconds. A KeyboardInterrupt in one of them is a long traceback,
-  or is lost: libraries being loaded swallow it.
+  Imports take seconds. A KeyboardInterrupt in one of them prints a long
+  traceback, or is lost in a library that catches it.
 
   Args:
-    name: The caller's `__name__`; nothing is done where it is imported.
+    name: The caller's `__name__`; imported modules leave the handler alone.
   """
-  # `nohup` has it ignored.
+  # `nohup` ignores the signal, and so must the program.
   if signal.getsignal(signal.SIGINT) != signal.SIG_IGN and name == '__main__':
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -73,14 +82,14 @@ def run(
 ) -> None:
   """Runs a program's `main` under absl.
 
-  - An error that the user can mend (a wrong flag or setting, a missing file)
+  - An error that the user can fix (a wrong flag or setting, a missing file)
     becomes one line on standard error and exit code 1; `checks.Problems` become
     a line each. `--verbosity=1` adds the traceback.
   - Any other exception is a defect and keeps its traceback.
-  - The first Ctrl-C or SIGTERM ends the program after what must not be left
-    half done, with one line and exit code 130 or 143. The second ends it at
+  - The first Ctrl-C or SIGTERM cancels the work, which saves what it must, and
+    ends with one line and exit code 130 or 143. The second ends the program at
     once. No process is left behind.
-  - `TimeoutError` (something hangs for good) ends the program at once, too.
+  - `TimeoutError` (something hangs) also ends the program at once.
 
   Args:
     main: The program; gets the arguments that are not flags.
@@ -91,9 +100,9 @@ def run(
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
-  # It repeats the error of a round at length.
+  # asyncio would print the error of a round a second time, at length.
   python_logging.getLogger('asyncio').setLevel(python_logging.CRITICAL)
-  # absl may end the program before main begins.
+  # absl may end the program before it calls main.
   atexit.register(drop_default_context)
   _keep_memory()
 
@@ -129,7 +138,7 @@ def run_with_user_errors(
     sys.stderr.write(f'{_WORDS[signal_num]}: {after_interrupt}\n')
     sys.exit(128 + signal_num)
   except TimeoutError as error:
-    # Threads that hang would keep Python from its end.
+    # Python would wait for the threads that hang.
     _abandon(f'error: {_one_line(error)}', code=1)
   except Exception as error:  # pylint: disable=broad-exception-caught
     if not is_user_error(error):
@@ -170,10 +179,10 @@ def run_async(coroutine: Coroutine[object, object, _Result]) -> _Result:
 
 
 def drop_default_context() -> None:
-  """Drops TFF's context while Python can still end what it started.
+  """Drops TFF's context before the interpreter shuts down.
 
-  At the interpreter's end its destructor fails with a message, or leaves its
-  worker process behind.
+  During shutdown its destructor fails with a message, or leaves its worker
+  process behind.
   """
   federated = sys.modules.get('tensorflow_federated')
   if federated is None:
@@ -202,7 +211,7 @@ class _Interrupts:
     self.end = None
 
   def install(self) -> dict[signal.Signals, _Handler]:
-    """Takes the signals over; returns the handlers that they had."""
+    """Handles the signals; returns their former handlers."""
     before = {
         signal_num: signal.getsignal(signal_num)
         for signal_num in _WORDS

@@ -1,4 +1,4 @@
-"""Products of floats and counts, rounded down as they are meant.
+"""Rounds products of floats and counts down, despite floating-point errors.
 
 0.29 * 100 is 28.999999999999996 in floating point, so `int` of it allows 28 of
 100 where a configuration says 29 %.

@@ -399,7 +399,7 @@ class AudioTest(cases.TestCase):
   def test_a_pipe_is_refused_and_not_waited_for(self):
     path = self.path('x.wav')
     os.mkfifo(path)
-    with self.assertRaisesRegex(audio.AudioError, 'x.wav is no plain file'):
+    with self.assertRaisesRegex(audio.AudioError, 'x.wav is not a regular file'):
       audio.read(path)
 
   def test_wav_of_unknown_length_is_read(self):

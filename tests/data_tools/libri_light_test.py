@@ -78,7 +78,7 @@ class LibriLightTest(cases.TestCase):
         summary['dropped'],
         {'has no audio file': 1, 'has no readable JSON file': 1},
     )
-    with self.assertRaisesRegex(ValueError, 'lost.json has no audio beside'):
+    with self.assertRaisesRegex(ValueError, 'lost.json has no audio next to'):
       self.convert(strict=True)
 
   def test_missing_parts(self):

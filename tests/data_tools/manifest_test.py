@@ -538,7 +538,7 @@ class ManifestTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'nothing.tsv is missing'):
       manifest.list_utterances(str(self.root / 'nothing.tsv'))
     os.mkfifo(self.root / 'pipe.tsv')
-    with self.assertRaisesRegex(ValueError, 'pipe.tsv: is no plain file'):
+    with self.assertRaisesRegex(ValueError, 'pipe.tsv: is not a regular file'):
       manifest.list_utterances(str(self.root / 'pipe.tsv'))
 
   def listings(self, *texts: str):
