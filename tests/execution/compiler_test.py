@@ -114,7 +114,7 @@ class ExactSumsTest(parameterized.TestCase):
     self.assertEqual(found, expected)
 
   @parameterized.parameters(1, 3)
-  def test_all_kinds_come_to_their_sums(self, clients_per_device):
+  def test_exact_and_ordered_sums_are_right(self, clients_per_device):
     clients = [
         collections.OrderedDict(count=count, value=value)
         for count, value in ((1, 2.0), (5, 4.0), (2, 3.0), (2**60, 2.0))
@@ -156,7 +156,7 @@ class DrawnAheadTest(parameterized.TestCase):
           ),
       ),
   )
-  def test_noise_of_all_layers_needs_the_server_s_values_alone(self, query):
+  def test_noise_of_all_layers_depends_on_server_values_only(self, query):
     # Although each layer's waits until that before it was added.
     types = tff.to_type(collections.OrderedDict(
         (name, tff.TensorType(np.float32, [3])) for name in 'abc'

@@ -138,7 +138,7 @@ class LoadTest(absltest.TestCase):
     self.assertEqual(result.numpy().tolist(), [42, 84])
     self.assertEmpty(_value(variable))
 
-  def test_giving_up_twice_the_tensors_doubles_the_graph(self):
+  def test_the_graph_grows_linearly_with_the_tensors_given_up(self):
     # Were each output to wait for each variable, edges would grow with the
     # square of the tensors.
     def count_edges(num_tensors: int) -> int:
@@ -156,7 +156,7 @@ class LoadTest(absltest.TestCase):
 
     self.assertLess(count_edges(40), 2.1 * count_edges(20))
 
-  def test_no_part_is_added_where_the_check_of_another_fails(self):
+  def test_no_part_is_added_if_the_check_of_another_fails(self):
     one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(in_place=(True, True)).load()
     with self.assertRaises(tf.errors.InvalidArgumentError):
@@ -165,7 +165,7 @@ class LoadTest(absltest.TestCase):
     add(one, two, tf.constant([1.0, 2.0]))
     self.assertEqual([_value(one), _value(two)], [[1, 2], [1, 2]])
 
-  def test_a_sum_that_is_partly_added_is_said(self):
+  def test_a_partly_added_sum_raises_an_error(self):
     # A division by zero, which is no check: nothing waits for it.
     one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(
@@ -222,7 +222,7 @@ class LoadTest(absltest.TestCase):
     self.assertLess(min(taken), 2.5 * 8 * size)
     self.assertEqual([_value(total)[-1] for total in totals], [4, 8])
 
-  def test_it_runs_in_several_threads_however_much_memory_it_takes(self):
+  def test_a_large_program_runs_in_several_threads(self):
     # 20 x 16 MiB: above 256 MiB, what TensorFlow takes a CPU to have, it makes
     # variables of large sums, of one name in all calls.
     @tff.tensorflow.computation(tff.TensorType(np.float32, [2**22]))
@@ -244,7 +244,7 @@ class LoadTest(absltest.TestCase):
     program = graph.Program((graph.from_computation(comp),), first_output=1)
     self.assertEqual(program.load()(tf.constant(np.inf)), [np.inf])
 
-  def test_a_computation_that_is_no_graph_is_refused(self):
+  def test_a_computation_that_is_not_a_graph_is_refused(self):
     comp = tff.federated_computation(
         lambda x: tff.federated_sum(x),  # pylint: disable=unnecessary-lambda
         tff.FederatedType(np.float32, tff.CLIENTS),
@@ -329,7 +329,7 @@ class StateTest(parameterized.TestCase):
     for x in (3.0, 5.0):
       self.assertEqual(program(tf.constant(x)), [x + 1.0, 10.0 * x])
 
-  def test_initial_values_may_come_of_other_variables_and_random_ops(self):
+  def test_initial_values_may_depend_on_other_variables_and_random_ops(self):
     # Each node runs once: y is one draw, wherever it is used.
     @tff.tensorflow.computation(np.float32)
     def comp(x):
@@ -356,7 +356,7 @@ class StateTest(parameterized.TestCase):
     for _ in range(20):
       self.assertEqual(program(tf.constant(5.0)), [10.0])
 
-  def test_constant_resources_of_two_functions_are_two(self):
+  def test_constant_resources_of_two_functions_are_distinct(self):
     graph_def = tf.compat.v1.GraphDef()
     for name in ('first', 'second'):
       function = graph_def.library.function.add()

@@ -104,7 +104,7 @@ class LearningProcessTest(parameterized.TestCase):
       ('dp', lambda: toys.build_dp_fed_avg(0.0), toys.build_dataset),
       ('client_ids', toys.build_fed_avg_over_ids, str),
   )
-  def test_state_is_that_of_native_and_its_bits_of_any_devices_and_threads(
+  def test_state_equals_native_with_the_same_bits_on_any_devices_and_threads(
       self, build_process, build_client
   ):
     process = build_process()
@@ -286,7 +286,7 @@ class ComputationTest(parameterized.TestCase):
     )
     self.assertEqual(result, 2000 * sum(values))
 
-  def test_what_a_client_keeps_in_a_table_ends_with_it(self):
+  def test_a_clients_table_does_not_outlive_it(self):
     @tff.tensorflow.computation(tff.TensorType(np.str_, [None]))
     def count(tokens):
       table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
@@ -307,7 +307,7 @@ class ComputationTest(parameterized.TestCase):
         result = _invoke(total_and_largest, tokens, **options)
         self.assertEqual(tuple(result), (6, 3))
 
-  def test_variables_are_set_from_arguments_wherever_they_are(self):
+  def test_variables_are_set_from_arguments_on_any_device(self):
     @tff.tensorflow.computation(np.float32)
     def double(x):
       variable = tf.Variable(x)
@@ -325,7 +325,7 @@ class ComputationTest(parameterized.TestCase):
       total = _invoke(toys.sum_of(double), [x + 1, x + 2])
       self.assertEqual(total, 4 * x + 6)
 
-  def test_maps_that_follow_each_other_have_variables_of_their_own(self):
+  def test_consecutive_maps_have_separate_variables(self):
     @tff.tensorflow.computation(np.float32)
     def add_one(x):
       variable = tf.Variable(tf.fill([3], x))
@@ -352,7 +352,7 @@ class ComputationTest(parameterized.TestCase):
       values = [1.0, 2.0, 3.0, 4.0]
       self.assertEqual(_invoke(at_clients, values, **options), 420.0)
 
-  def test_an_op_that_would_tell_one_client_of_another_is_named(self):
+  def test_an_op_that_would_share_state_between_clients_is_named(self):
     @tff.tensorflow.computation(np.int32)
     def work(x):
       queue = tf.queue.FIFOQueue(10, [tf.int32], [[]])
@@ -534,7 +534,7 @@ class ScheduleTest(parameterized.TestCase):
       ):
         _sum_toil([1, 2])
 
-  def test_want_of_memory_is_no_clients_fault(self):
+  def test_too_little_memory_is_not_the_clients_fault(self):
     error = tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating')
     with mock.patch.object(
         client_round.ClientRound, 'get_client', side_effect=error
@@ -548,7 +548,7 @@ class ScheduleTest(parameterized.TestCase):
   @pytest.mark.skipif(
       not os.path.exists('/dev/full'), reason='needs /dev/full, a full disk'
   )
-  def test_a_full_disk_is_no_clients_fault_and_no_want_of_memory(self):
+  def test_a_full_disk_is_neither_the_clients_fault_nor_a_lack_of_memory(self):
     @tff.tensorflow.computation(np.float32)
     def work(value):
       write = tf.raw_ops.WriteFile(filename='/dev/full', contents='x')
