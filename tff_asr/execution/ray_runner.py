@@ -383,7 +383,7 @@ class _RayRound:
     """
     while True:
       sums = self._tasks.wait_for_sums()
-      # Those of a machine are added there, if they are not too many.
+      # Sums of one machine come next to each other: a task adds them there.
       sums.sort(key=lambda each: each.value.node_id)
       try:
         total = self._add([each.value.reference for each in sums])

@@ -88,12 +88,12 @@ def _leave() -> None:
 
 def _find_processes() -> list[psutil.Process]:
   """Returns the children of the raylet that this process started."""
-  return [
-      process
-      for child in psutil.Process().children()
-      if child.name() == 'raylet'
-      for process in child.children(recursive=True)
-  ]
+  found = []
+  for child in psutil.Process().children():
+    with contextlib.suppress(psutil.NoSuchProcess):
+      if child.name() == 'raylet':
+        found += child.children(recursive=True)
+  return found
 
 
 def _start(num_cpus: int, folder: str) -> None:
