@@ -119,7 +119,7 @@ class LoadTest(absltest.TestCase):
     )
 
   def test_sums_are_added_in_place_and_given_up(self):
-    variable = graph.variable(tf.constant([1, 2], tf.int64))
+    variable = graph.make_variable(tf.constant([1, 2], tf.int64))
     program = _build_sum(in_place=(True, False))
     for _ in range(2):
       total, count = program.load()(variable, 5, tf.constant([10.0, 20.0]))
@@ -157,7 +157,7 @@ class LoadTest(absltest.TestCase):
     self.assertLess(count_edges(40), 2.1 * count_edges(20))
 
   def test_no_part_is_added_if_the_check_of_another_fails(self):
-    one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
+    one, two = (graph.make_variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(in_place=(True, True)).load()
     with self.assertRaises(tf.errors.InvalidArgumentError):
       add(one, two, tf.constant([1.0, np.nan]))
@@ -167,7 +167,7 @@ class LoadTest(absltest.TestCase):
 
   def test_a_partly_added_sum_raises_an_error(self):
     # A division by zero, which is no check: nothing waits for it.
-    one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
+    one, two = (graph.make_variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(
         in_place=(True, True), check=lambda x: 2 // tf.cast(x, tf.int32)
     ).load()
@@ -180,7 +180,7 @@ class LoadTest(absltest.TestCase):
     kept = []
     for _ in range(3):
       for _ in range(50):
-        add(graph.variable(zeros), 0, part)
+        add(graph.make_variable(zeros), 0, part)
       gc.collect()
       kept.append(sum(
           isinstance(each, (dict, weakref.ref)) for each in gc.get_objects()
@@ -208,7 +208,7 @@ class LoadTest(absltest.TestCase):
         num_kept=2,
         in_place=(True, True),
     ).load()
-    totals = [graph.variable(tf.zeros([size], tf.int64)) for _ in range(2)]
+    totals = [graph.make_variable(tf.zeros([size], tf.int64)) for _ in range(2)]
     one = tf.constant(1, tf.int64)
     add(*totals, one)
     memory = tf.config.experimental.get_memory_info

@@ -365,7 +365,7 @@ class ComputationTest(parameterized.TestCase):
       _invoke(toys.sum_of(work), [1, 2])
 
   def test_each_load_is_released_with_its_computation(self):
-    store = context_lib.Cache(lambda comp: object())
+    store = context_lib.ComputationCache(lambda comp: object())
     comp = tff.tensorflow.computation(lambda: tf.constant(1))
     self.assertIs(store.get(comp), store.get(comp))
     self.assertLen(store._entries, 1)

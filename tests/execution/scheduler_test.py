@@ -167,9 +167,9 @@ class SchedulerTest(parameterized.TestCase):
       for_sums = threads.submit(tasks.wait_for_sums)
       tasks.stop()
     self.assertIsNone(for_task.result())
-    self.assertIsInstance(for_sums.exception(), scheduler.Stopped)
+    self.assertIsInstance(for_sums.exception(), scheduler.RoundStopped)
     self.assertTrue(tasks.is_over())
-    with self.assertRaises(scheduler.Stopped):
+    with self.assertRaises(scheduler.RoundStopped):
       tasks.check_running()
 
 

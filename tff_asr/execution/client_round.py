@@ -120,7 +120,7 @@ class ClientRound:
     )
 
   def begin(self, position: int, device: str) -> None:
-    """Records that a client begins; raises Stopped if the round has ended."""
+    """Records that a client begins; raises RoundStopped after the round."""
     self.check_stop()
     self.scheduler.check_running()
     self.begun[position] = time.monotonic(), device
@@ -143,7 +143,7 @@ class ClientRound:
         was lost. It cannot be left out then: it is in the ordered sum.
 
     Raises:
-      scheduler.Stopped: the round has ended.
+      scheduler.RoundStopped: the round has ended.
     """
     self.begun.pop(position, None)
     self.errors[position] = (error, device)
@@ -155,7 +155,7 @@ class ClientRound:
     ):
       self.is_failed = True
       self.scheduler.stop()
-      raise scheduler.Stopped() from error
+      raise scheduler.RoundStopped() from error
 
   def end(self, position: int) -> None:
     """Records that a client is done, or left out."""
@@ -215,7 +215,7 @@ class ClientRound:
       exact = get_sum()
       ordered = [] if self.ordered is None else self.ordered.total()
       return self.program.clients.join(exact, ordered)
-    except scheduler.Stopped:
+    except scheduler.RoundStopped:
       pass
     except BaseException:  # KeyboardInterrupt, for example.
       self.stop.set()
@@ -241,7 +241,7 @@ class ClientRound:
     """Runs a call in this thread."""
     try:
       call()
-    except scheduler.Stopped:
+    except scheduler.RoundStopped:
       pass
     except Exception as error:  # pylint: disable=broad-exception-caught
       # Without this, other threads would wait forever for this one's task.

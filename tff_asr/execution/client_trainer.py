@@ -19,10 +19,10 @@ class ClientMonitor(Protocol):
   """Is told about each client."""
 
   def begin(self, position: int, device: str) -> None:
-    """Records that a client begins; raises Stopped if the round has ended."""
+    """Records that a client begins; raises RoundStopped after the round."""
 
   def fail(self, position: int, error: Exception, device: str) -> None:
-    """Records that a client failed; raises Stopped if that ends the round."""
+    """Records that a client failed; raises RoundStopped to end the round."""
 
   def end(self, position: int) -> None:
     """Records that a client is done, or left out."""
@@ -109,7 +109,7 @@ class ClientTrainer:
       The sums of these clients that depend on the order of addition.
 
     Raises:
-      scheduler.Stopped: by `monitor`, which ends the round.
+      scheduler.RoundStopped: by `monitor`, which ends the round.
     """
     device = self.devices[thread]
     programs = self._loaded.programs

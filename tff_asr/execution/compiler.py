@@ -97,7 +97,7 @@ class ClientPrograms(NamedTuple):
     leaves = []
     for is_variable in self.work.in_place:
       leaf = accumulator.pop(0)
-      leaves.append(graph.variable(leaf) if is_variable else leaf)
+      leaves.append(graph.make_variable(leaf) if is_variable else leaf)
     return leaves
 
   def split(
@@ -417,7 +417,7 @@ def _find_exact(
   for each in (accumulate, merge):
     graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
     is_exact = [
-        before and graph.adds(graph_def, *names)
+        before and graph.is_sum(graph_def, *names)
         for before, *names in zip(
             is_exact, each.outputs, each.inputs, each.inputs[count:]
         )

@@ -89,7 +89,7 @@ class Settings:
       checks.positive(client_timeout_sec=self.client_timeout_sec)
 
 
-class Cache(Generic[_Built]):
+class ComputationCache(Generic[_Built]):
   """Keeps what was built from each computation object while that lives."""
 
   def __init__(self, build: Callable[[tff.Computation], _Built]):
@@ -111,7 +111,7 @@ class Cache(Generic[_Built]):
 
 
 # Contexts share compiled programs. Each loads its own copy, with its settings.
-_compiled = Cache(compiler.compile_computation)
+_compiled = ComputationCache(compiler.compile_computation)
 
 
 class _LoadedServerProgram:
@@ -192,7 +192,7 @@ class Runner(abc.ABC, Generic[_Clients]):
     """
     self.settings = settings
     self._server_device = server_device
-    self._cache = Cache(self._load)
+    self._cache = ComputationCache(self._load)
     self.last_failures: dict[int, str] = {}
     self.last_store_bytes = 0
 

@@ -164,7 +164,7 @@ class Program:
     return LoadedProgram(self)
 
 
-def variable(value: tf.Tensor) -> tf.Tensor:
+def make_variable(value: tf.Tensor) -> tf.Tensor:
   """Returns the handle of a new variable, which lives as long as the handle."""
   # Not a `tf.Variable`: TensorFlow 2.14 leaks half a kilobyte for each.
   handle = tf.raw_ops.VarHandleOp(
@@ -175,7 +175,7 @@ def variable(value: tf.Tensor) -> tf.Tensor:
 
 
 def read_variable(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """Returns the value of a `variable`, without a copy."""
+  """Returns the value of a variable, without a copy."""
   return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
@@ -186,11 +186,11 @@ class PartlyAddedError(RuntimeError):
 class LoadedProgram:
   """A program in this process: `loaded(*tensors)` returns a list of tensors.
 
-  Arguments that are given up are passed as a `variable`; those that are added
-  to in place are passed and returned as one. Checks, reading and training come
-  before the first addition, so that a call in which they fail has added
-  nothing. If other arithmetic fails (a division of integers by zero), it raises
-  `PartlyAddedError`, or the error of memory that is short.
+  Arguments that are given up are passed as variables (`make_variable`); those
+  that are added to in place are passed and returned as such. Checks, reading
+  and training come before the first addition, so that a call in which they fail
+  has added nothing. If other arithmetic fails (a division of integers by zero),
+  it raises `PartlyAddedError`, or the error of memory that is short.
 
   It runs on the caller's `tf.device`, and in several threads at once.
   """
@@ -216,7 +216,7 @@ class LoadedProgram:
       function: Callable[..., Sequence[tf.Tensor]],
       tensors: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    is_added = variable(tf.constant(False))
+    is_added = make_variable(tf.constant(False))
     try:
       outputs = iter(function(*tensors, is_added))
     except tf.errors.ResourceExhaustedError:
@@ -611,7 +611,7 @@ def find_needed(
   return needed
 
 
-def adds(
+def is_sum(
     graph_def: tf.compat.v1.GraphDef, output: str, left: str, right: str
 ) -> bool:
   """Returns whether a graph's output is its input `left` plus `right`.

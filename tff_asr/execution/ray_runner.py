@@ -378,7 +378,7 @@ class _RayRound:
     """Waits for the workers' sums; returns their total on the server device.
 
     Raises:
-      scheduler.Stopped: the round has ended.
+      scheduler.RoundStopped: the round has ended.
       scheduler.WorkerLostError: sums were lost several times.
     """
     while True:
@@ -470,7 +470,7 @@ class _RayRound:
     """Trains a group on an actor, into its running sum.
 
     Raises:
-      scheduler.Stopped: the round has ended.
+      scheduler.RoundStopped: the round has ended.
       _LOSSES: the actor was lost, or its report.
     """
     this_round = self._round
@@ -498,7 +498,7 @@ class _RayRound:
     for position, error in report.errors:
       this_round.fail(position, error, device, is_repeated=was_completed)
     if report.ordered is None:
-      raise scheduler.Stopped()
+      raise scheduler.RoundStopped()
     self._count(ray_worker.count_bytes(report.ordered))
     with tf.device(self._server_device):
       this_round.add_ordered(group.number, ray_worker.unpack(report.ordered))
@@ -509,14 +509,14 @@ class _RayRound:
     """Waits for a reference's value, or until the round is cancelled.
 
     Raises:
-      scheduler.Stopped: the round was cancelled.
+      scheduler.RoundStopped: the round was cancelled.
       _LOSSES: the worker was lost, or exceeded the time limit.
     """
     begun_sec = time.monotonic()
     while not ray.wait([reference], timeout=_POLL_SEC)[0]:
       if self._round.stop.is_set():
         self._tasks.stop()
-        raise scheduler.Stopped()
+        raise scheduler.RoundStopped()
       if timeout_sec and time.monotonic() - begun_sec > timeout_sec:
         logging.warning(
             'A Ray worker has taken more than %g s for a group of clients or a '

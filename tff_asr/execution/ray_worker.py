@@ -214,7 +214,7 @@ class RayWorker:
       trainer, values = self._begin_round(key)
       values |= zip(positions, map(unpack, clients))
       ordered = trainer.train(thread, positions, monitor=monitor)
-    except scheduler.Stopped:
+    except scheduler.RoundStopped:
       return GroupReport(monitor.errors, None)
     for position in positions:
       del values[position]  # A client's data may be large.
@@ -233,11 +233,11 @@ class RayWorker:
     """The round's trainer, and the values of clients in work.
 
     Raises:
-      scheduler.Stopped: the round has ended.
+      scheduler.RoundStopped: the round has ended.
     """
     with self._lock:
       if key.number in self._ended:  # Tasks may arrive after the round's end.
-        raise scheduler.Stopped()
+        raise scheduler.RoundStopped()
       if key.number not in self._rounds:
         values = {}
         trainer = client_trainer.ClientTrainer(
@@ -274,13 +274,13 @@ class _GroupMonitor:
   def begin(self, position: int, device: str) -> None:
     del position, device
     if self._key.number in self._ended:
-      raise scheduler.Stopped()
+      raise scheduler.RoundStopped()
 
   def fail(self, position: int, error: Exception, device: str) -> None:
     del device
     self.errors.append((position, _as_picklable(error)))
     if not self._key.leaves_out:
-      raise scheduler.Stopped()
+      raise scheduler.RoundStopped()
 
   def end(self, position: int) -> None:
     del position  # Only failures are reported.

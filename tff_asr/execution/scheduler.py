@@ -70,7 +70,7 @@ class Sum(NamedTuple, Generic[Value]):
   groups: frozenset[int]
 
 
-class Stopped(Exception):  # pylint: disable=g-bad-exception-name
+class RoundStopped(Exception):  # pylint: disable=g-bad-exception-name
   """The round has ended early. Threads that work on it should return."""
 
 
@@ -257,7 +257,7 @@ class Scheduler(Generic[Value]):
     """Waits until all groups are in flushed sums; returns these.
 
     Raises:
-      Stopped: `stop` was called before.
+      RoundStopped: `stop` was called before.
     """
     with self._lock:
       while sum(len(each.groups) for each in self._sums) < len(self._groups):
@@ -273,9 +273,9 @@ class Scheduler(Generic[Value]):
       self._has_sum.notify_all()
 
   def check_running(self) -> None:
-    """Raises Stopped once `stop` was called; for use between clients."""
+    """Raises RoundStopped once `stop` was called; for use between clients."""
     if self.is_over():
-      raise Stopped()
+      raise RoundStopped()
 
   def is_over(self) -> bool:
     """Whether `stop` was called."""
