@@ -185,6 +185,15 @@ class RecordClientData(tff.simulation.datasets.ClientData):
     """Returns how many seconds of audio a client has."""
 
 
+def corpus_of(
+    client_data: tff.simulation.datasets.ClientData,
+) -> Optional[index.Corpus]:
+  """Returns the description of a corpus on disk; None for data in memory."""
+  if isinstance(client_data, RecordClientData):
+    return client_data.corpus
+  return None
+
+
 class SpeechClientData(RecordClientData):
   """Clients with utterances. Built by `load`.
 

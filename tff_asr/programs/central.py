@@ -282,6 +282,7 @@ class CentralTraining(
     )
     if not metrics:
       return loop_state
+    # Not `<=`: of equal models the earlier one is kept.
     if metrics['dev_word_error_rate'] < loop_state.best_wer:
       return loop_state._replace(
           best_weights=weights,
@@ -336,6 +337,7 @@ class _BatchReader:
       position: The first call chooses it; later calls take the position that
         the last one returned.
     """
+    # Reopened when SpecAugment begins: batches are read ahead.
     is_augmented = position.step >= self._unaugmented_steps
     if self._batches is None or is_augmented != self._is_augmented:
       self._is_augmented = is_augmented
@@ -372,6 +374,7 @@ class _BatchReader:
     not read.
     """
     size = pipeline.chunk_size
+    # Every n-th utterance, and the last chunk of a pass may be smaller.
     mine = range(loader, self._client_data.num_records, self._num_loaders)
     per_pass = -(-len(mine) // size)
     key = keys.derive(keys.from_seed(self._seed), purpose='central order')
@@ -384,6 +387,7 @@ class _BatchReader:
       permuted_pass, order = None, None
       for chunk in itertools.count(int(start_chunk)):
         pass_num, number = divmod(chunk, per_pass)
+        # One permutation at a time: it has an entry for each utterance.
         if pass_num != permuted_pass:
           permuted_pass = pass_num
           order = permutation(len(mine), key=key, pass_num=pass_num)
@@ -414,6 +418,7 @@ class _BatchReader:
     """
 
     def prepare(chunk, rows, seed):
+      # Seeds are int32, while chunks are counted without a limit.
       number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
       return self._pipeline.pack(
           self._client_data.read(rows, self._pipeline.max_samples),

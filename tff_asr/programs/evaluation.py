@@ -6,7 +6,7 @@ with the weights of finished runs and writes the results into their folders.
   B: batch size. S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 from typing import Any, NamedTuple, Optional
@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import files
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
 from tff_asr.metrics import word_errors
@@ -151,6 +152,7 @@ class Evaluator:
           batch['label_lengths'],
           kernel=model.loss_kernel,
       )
+      # Utterances too short for their transcripts have no CTC loss.
       usable = batch['example_weights'] > 0
       loss_sum = tf.reduce_sum(tf.where(usable, losses, 0.0))
       return (
@@ -196,6 +198,7 @@ class Evaluator:
       too_long.update(
           name.decode() for name in batch['utterance_id'].numpy()[is_long]
       )
+      # Rows of padding count as words in the published error rate.
       num_fill_rows += int(-np.sum(~is_long) % _PUBLISHED_ROWS)
       rows = zip(
           batch['client_id'].numpy(),
@@ -241,7 +244,7 @@ def check_characters(
   Data without a corpus description (not made by `data.index`) are checked while
   they are read.
   """
-  corpus = getattr(client_data, 'corpus', None)
+  corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return
   missing = pipeline.tokenizer.missing(corpus.characters)
@@ -294,6 +297,7 @@ def evaluate(
     for run in dict.fromkeys(runs):
       with collect:
         private[run] = public_data.count_overlap(run, client_data)
+  # Read before anything is decoded: a damaged file is found in seconds.
   weights = [
       run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.identity)
       for run in runs
@@ -313,14 +317,21 @@ def evaluate(
       results.append(_results(evaluated, attributes, private[run]))
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, result in zip(runs, results, strict=True):
-    print(
-        f'{run}: WER {100 * result["word_error_rate"]:.2f} % (TER '
-        f'{100 * result["token_error_rate"]:.2f} %) of {result["num_words"]} '
-        f'words of {result["num_speakers"]} speakers'
-    )
-    if private[run].words:
-      print(f'{run}: {private[run].words}')
+    _print_result(run, result, private[run])
   return results
+
+
+def _print_result(
+    run: str, result: Mapping[str, Any], private: public_data.OverlapCounts
+) -> None:
+  """Prints the error rates of a run, and a warning if there is one."""
+  print(
+      f'{run}: WER {100 * result["word_error_rate"]:.2f} % (TER '
+      f'{100 * result["token_error_rate"]:.2f} %) of {result["num_words"]} '
+      f'words of {result["num_speakers"]} speakers'
+  )
+  if private.words:
+    print(f'{run}: {private.words}')
 
 
 def _check_models(
@@ -362,7 +373,7 @@ def _attributes(
     client_data: tff.simulation.datasets.ClientData,
 ) -> dict[str, dict[str, str]]:
   """Known attributes of the speakers; none for data in memory."""
-  corpus = getattr(client_data, 'corpus', None)
+  corpus = client_data_lib.corpus_of(client_data)
   known = {} if corpus is None else speakers.read(corpus)
   return {
       client_id: known[client_id]

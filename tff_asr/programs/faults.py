@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import errno
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, SupportsFloat
 
 from absl import logging
 import tensorflow as tf
@@ -84,7 +84,7 @@ class FaultSettings:
   def count_failed(
       self,
       context: tff.framework.AsyncContext,
-      metrics: Mapping[str, Any],
+      metrics: Mapping[str, SupportsFloat],
       *,
       cohort_size: int,
       round_num: int,
@@ -107,7 +107,7 @@ class FaultSettings:
     """
     # TFF's native context lists no failures: a failed client ends the round.
     failures = getattr(context, 'last_failures', {})
-    non_finite = int(metrics['num_non_finite'])
+    non_finite = int(float(metrics['num_non_finite']))
     failed = len(failures) + non_finite
     if not failed:
       return 0
@@ -116,6 +116,7 @@ class FaultSettings:
         share is not None and failed > rounding.whole(share * cohort_size)
     )
     if not shows_exact:
+      # Neither the count nor the causes may be logged.
       if is_too_many:
         raise too_many(round_num)
       return len(failures)
@@ -139,7 +140,7 @@ class FaultSettings:
   def check_divergence(
       self,
       roll_backs: 'RollBacks',
-      metrics: Mapping[str, Any],
+      metrics: Mapping[str, SupportsFloat],
       *,
       round_num: int,
   ) -> tuple['RollBacks', bool]:

@@ -107,6 +107,7 @@ class FederatedTraining(
   @property
   def parent_runs(self) -> dict[str, str]:
     runs = super().parent_runs
+    # By default the seed model's run also gives the scores; count it once.
     known = map(os.path.realpath, runs.values())
     if self.scores_run and os.path.realpath(self.scores_run) not in known:
       runs['the layer scores (SCORES_RUN)'] = self.scores_run
@@ -201,6 +202,7 @@ def flatten(
     else:
       released[name] = value
   trained = exact.pop('num_trained')
+  # Means over clients leave out those whose delta is not finite.
   finite = exact['num_clients'] - exact['num_non_finite']
   for mean, total, count in (
       ('train_loss', 'loss_sum', exact['num_utterances']),

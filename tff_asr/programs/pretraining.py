@@ -165,6 +165,7 @@ class Pretraining(
   def _examples(self) -> examples_lib.Examples:
     key = keys.from_seed(self.seed)
     if self.build_query is not None:
+      # Amplification by sampling needs a secret key.
       key = keys.draw_or_fix(self.privacy.sampler_seed)
     return self._build_examples(key)
 
@@ -274,6 +275,7 @@ class Pretraining(
   def _measure(self, weights: weights_lib.Weights) -> None:
     """Writes norms of public gradients; prints the shares that are clipped."""
     population = self._examples.sampling.population
+    # Evenly spread over the corpus, which is in the order of its speakers.
     count = min(_NUM_MEASURED, population)
     numbers = np.arange(count) * population // count
     gradients = dp_sgd.build_example_gradients(self.model, seed=self.seed)
@@ -352,6 +354,7 @@ class MaskedEvaluator:
         autograph=False,
     )
     def evaluate(weights, batch):
+      # Masks depend on the utterance alone, so evaluations can be compared.
       numbers = tf.cast(
           tf.strings.to_hash_bucket_fast(batch['utterance_id'], 2**31 - 1),
           tf.int32,

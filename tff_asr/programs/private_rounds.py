@@ -261,6 +261,7 @@ class PrivateRoundRunner:
         identity=identity,
         result=self._result(output),
     ))
+    # Only now: a round that is not charged is repeated under the same key.
     self.noise = self.noise._replace(key=_next_key(self.noise.key))
     keyless = with_query_state(
         output.state, noise_key=np.zeros_like(self.noise.key)
@@ -363,6 +364,7 @@ class PrivateRoundRunner:
   def _weights_digest(self, state: process_lib.State) -> str:
     """Digest of the model's weights, kept for the next round."""
     weights = state.global_model_weights
+    # By identity: the next round starts with the very weights of the last.
     if self._digested[0] is not weights:
       self._digested = (weights, digest(weights))
     return self._digested[1]
@@ -441,6 +443,7 @@ def _leaf_digest(value: Any) -> bytes:
   array = np.asarray(value.numpy() if hasattr(value, 'numpy') else value)
   if array.dtype.hasobject:  # strings of TensorFlow
     return hashlib.sha256(repr(array.tolist()).encode()).digest()
+  # Otherwise arrays of the same bytes but other shapes would be the same.
   header = f'{array.dtype.str}{array.shape}'.encode()
   hashed = hashlib.sha256(header)
   hashed.update(np.ascontiguousarray(array).view(np.uint8).data

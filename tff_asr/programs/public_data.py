@@ -28,6 +28,7 @@ from absl import logging
 import tensorflow_federated as tff
 
 from tff_asr import files
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import index
 from tff_asr.storage import run_dir
 
@@ -165,8 +166,14 @@ def check(
         'compared (a corpus is missing, or has other clients now): %s.',
         ', '.join(unchecked),
     )
-  if dev is not None and not is_protected and (shared := train.ids & dev.ids):
-    # Otherwise readers would take these error rates for those of new speakers.
+  if dev is not None and not is_protected:
+    _warn_of_trained_dev_speakers(train, dev)
+  return Check(invalidations, unchecked, tuple(dict.fromkeys(sources)))
+
+
+def _warn_of_trained_dev_speakers(train: _Speakers, dev: _Speakers) -> None:
+  """Warns that the error rates are not those of new speakers."""
+  if shared := train.ids & dev.ids:
     logging.warning(
         '%d of the %d dev speakers are also trained on: their word error rates '
         'are not those of unseen people. Divide the corpus by speaker '
@@ -174,7 +181,6 @@ def check(
         len(shared),
         len(dev.ids),
     )
-  return Check(invalidations, unchecked, tuple(dict.fromkeys(sources)))
 
 
 def _compare(
@@ -200,7 +206,7 @@ def source(
     client_data: tff.simulation.datasets.ClientData, *, is_private: bool
 ) -> Source:
   """Returns the entry of trained_on.json for some data."""
-  corpus = getattr(client_data, 'corpus', None)
+  corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return Source(is_private, '', '')
   return Source(is_private, corpus.path, _digest(_speakers(client_data)))
@@ -211,6 +217,7 @@ def write(run: str, sources: Iterable[Source]) -> None:
   before = read(run) if os.path.exists(os.path.join(run, FILE)) else []
   entries = [each._asdict() for each in dict.fromkeys([*before, *sources])]
   text = json.dumps(entries, indent=1) + '\n'
+  # Its digests confirm guesses of a list of clients.
   files.write(os.path.join(run, FILE), text.encode(), mode=0o600)
 
 
@@ -267,7 +274,7 @@ def _speakers(
     client_data: tff.simulation.datasets.ClientData,
 ) -> _Speakers:
   """Speakers of a data set; unknown for data in memory."""
-  corpus = getattr(client_data, 'corpus', None)
+  corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return _Speakers(frozenset(), is_complete=False)
   return _of_corpus(corpus, client_data.client_ids)

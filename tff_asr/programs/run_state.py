@@ -21,7 +21,7 @@ that the ledger contains stay charged. docs/reliability.md lists the cases.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Generic, NamedTuple, Optional, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,11 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import tensor_file
 
 
-class RunState(NamedTuple):
+Position = TypeVar('Position')
+LoopState = TypeVar('LoopState')
+
+
+class RunState(NamedTuple, Generic[Position, LoopState]):
   """All that a run needs to continue; its keys are () in a saved state.
 
   Attributes:
@@ -48,10 +52,10 @@ class RunState(NamedTuple):
   """
 
   process: process_lib.State
-  data_position: Any
+  data_position: Position
   ledger: ledger_lib.Head
   noise: private_rounds.NoiseState
-  loop_state: Any
+  loop_state: LoopState
 
 
 class Secrets(NamedTuple):
@@ -115,16 +119,20 @@ async def load(
   if _has_secrets(initial):
     secrets = manager.read_secrets(new_secrets)
   versions = await manager.get_versions() or []
+  # First choice: the state that the secrets name, under its own keys.
   if secrets is not None and secrets.number in versions:
     try:
       saved = await manager.load(secrets.number, structure)
     except tensor_file.DamagedFileError:
       pass  # `load_latest` says so.
     else:
+      # Another run may have saved a state of the same number.
       if saved.ledger == secrets.ledger:
+        # A newer state was cut off before its secrets: its rounds are repeated.
         for version in versions[versions.index(secrets.number) + 1 :]:
           manager.remove(version)
         return _joined(saved, secrets), secrets.number, ''
+  # Second choice: the newest good state, under new keys.
   saved, number = await manager.load_latest(structure)
   if saved is None:
     return None, 0, ''
@@ -163,6 +171,7 @@ def renewed(
       noise=secrets.noise._replace(file_identity=np.int64(file_identity))
   ))
   if sampling.min_sep is not None:
+    # The old keys and buffers are lost, so the mechanism cannot continue.
     state = state._replace(
         process=private_rounds.without_noise(state.process),
         data_position=state.data_position._replace(round_num=np.int64(0)),

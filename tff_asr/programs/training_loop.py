@@ -45,6 +45,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import files
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import client_round
 from tff_asr.learning import client_update
@@ -343,7 +344,7 @@ def _check_durations(
     pipeline: pipeline_lib.Pipeline,
 ) -> None:
   """Raises ValueError if the longest utterance allowed is below the mean."""
-  corpus = getattr(client_data, 'corpus', None)
+  corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return
   mean_sec = corpus.num_samples / corpus.num_utterances / corpus.sample_rate_hz
@@ -467,25 +468,13 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     stack.enter_context(
         faults.explained_shortage(shows_details=opened.shows_exact)
     )
-    managers = [
-        *opened.folder.release_managers(
-            last=round_num, with_times=opened.shows_exact
-        ),
-        *training.trackers,
-    ]
-    progress = stack.enter_context(progress_lib.Progress(
-        description=training.name,
-        total=training.total_rounds,
-        initial=round_num,
-        unit=training.step_name,
-    ))
+    reporter = stack.enter_context(_Reporter(opened, last=round_num))
     saver = await stack.enter_async_context(
         checkpoints.Saver(
             functools.partial(run_state.save, opened.folder), last=round_num
         )
     )
     is_last = opened.is_over(state, round_num)
-    started = time.monotonic()
     while not is_last and not training.is_converged(state.loop_state):
       result = await _run_round(opened, state, round_num=round_num + 1)
       saver.check()
@@ -501,12 +490,11 @@ async def run(training: TrainingRun) -> dict[str, Any]:
             'Round %d diverged and was undone; it stays charged.',
             round_num + 1,
         )
+        # The budget may be spent although no round was gained.
         is_last = opened.is_over(state, round_num)
         continue
       round_num += 1
       state = _advanced(opened, state, result)
-      if opened.private is not None:
-        metrics['epsilon'] = opened.private.epsilon()
       is_last = opened.is_over(state, round_num)
       if is_last or round_num % settings.evaluate_every == 0:
         loop_state, evaluated = _evaluate(
@@ -514,21 +502,11 @@ async def run(training: TrainingRun) -> dict[str, Any]:
         )
         metrics |= evaluated
       state = state._replace(loop_state=loop_state)
-      if is_last or round_num % training.release_every == 0:
-        metrics[opened.seconds_name] = time.monotonic() - started
-        started = time.monotonic()
-        metrics = opened.shown(metrics)
-        for manager in managers:
-          await manager.release(metrics, key=round_num)
+      await reporter.report(metrics, round_num=round_num, is_last=is_last)
+      # Written if an error or an interrupt ends the run.
       saver.offer(state, round_num)
       if round_num % settings.save_every == 0:
         await saver.save(state, round_num)
-      progress.update(**format_metrics(
-          opened.shown(metrics),
-          target_epsilon=training.privacy.target_epsilon,
-          is_private=opened.private is None
-          or opened.private.is_private(metrics['epsilon']),
-      ))
       # Let an interrupt end the run here.
       await asyncio.sleep(0)
 
@@ -537,6 +515,58 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     # No rounds follow: from now on, no file may reveal noise that was drawn.
     opened.folder.state_manager.erase_secrets()
     return _finish(opened, state, round_num)
+
+
+class _Reporter:
+  """Releases the metrics of rounds to trackers, and displays them."""
+
+  def __init__(self, opened: _OpenRun, *, last: int):
+    """Creates a reporter of a run that has done `last` rounds before."""
+    training = opened.training
+    self._opened = opened
+    self._managers = [
+        *opened.folder.release_managers(
+            last=last, with_times=opened.shows_exact
+        ),
+        *training.trackers,
+    ]
+    self._progress = progress_lib.Progress(
+        description=training.name,
+        total=training.total_rounds,
+        initial=last,
+        unit=training.step_name,
+    )
+    # When the metrics were last released.
+    self._released = time.monotonic()
+
+  def __enter__(self) -> '_Reporter':
+    self._progress.__enter__()
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    self._progress.__exit__(*error)
+
+  async def report(
+      self, metrics: dict[str, float], *, round_num: int, is_last: bool
+  ) -> None:
+    """Displays a round's metrics, and releases them if that is due."""
+    opened = self._opened
+    is_private = True
+    if opened.private is not None:
+      metrics['epsilon'] = opened.private.epsilon()
+      is_private = opened.private.is_private(metrics['epsilon'])
+    if is_last or round_num % opened.training.release_every == 0:
+      now = time.monotonic()
+      metrics[opened.seconds_name] = now - self._released
+      self._released = now
+      shown = opened.shown(metrics)
+      for manager in self._managers:
+        await manager.release(shown, key=round_num)
+    self._progress.update(**format_metrics(
+        opened.shown(metrics),
+        target_epsilon=opened.training.privacy.target_epsilon,
+        is_private=is_private,
+    ))
 
 
 async def _run_round(
@@ -723,19 +753,27 @@ async def _open(
   public_data.write(folder.path, public.sources)
   private, shows_exact = None, True
   if sampling is not None:
-    private = private_rounds.PrivateRoundRunner(
-        ledger=ledger,
-        noise=state.noise,
-        sampling=sampling,
-        configuration=run_dir.digest(training.configuration),
-        settings=training.privacy,
-    )
-    claims_epsilon = private.claims_epsilon(state.process)
-    shows_exact = training.privacy.exact_metrics or not claims_epsilon
-    if claims_epsilon and shows_exact:
-      ledger.note_once('exact_metrics')  # Before they are shown.
+    private, shows_exact = _open_private(training, ledger, state)
   opened = _OpenRun(training, folder, ledger, private, public, shows_exact)
   return opened, state, round_num
+
+
+def _open_private(
+    training: TrainingRun, ledger: ledger_lib.Ledger, state: run_state.RunState
+) -> tuple[private_rounds.PrivateRoundRunner, bool]:
+  """The runner of private rounds, and whether exact metrics may be shown."""
+  runner = private_rounds.PrivateRoundRunner(
+      ledger=ledger,
+      noise=state.noise,
+      sampling=training.sampling,
+      configuration=run_dir.digest(training.configuration),
+      settings=training.privacy,
+  )
+  if not runner.claims_epsilon(state.process):
+    return runner, True  # Nothing is promised.
+  if training.privacy.exact_metrics:
+    ledger.note_once('exact_metrics')  # Before they are shown.
+  return runner, training.privacy.exact_metrics
 
 
 def _begin(

@@ -54,6 +54,7 @@ def updated(
     ValueError: As `check`, or the file is damaged.
   """
   check(run, model=model, tokens=tokens)
+  # `check` has compared names and shapes with the header.
   leaves = model_file.read(_path(run))
   if not _is_of_encoder(run, tokens):
     taken = leaves
@@ -135,6 +136,7 @@ def write_norms(
   """
   names = sorted(specs)
   sizes = [math.prod(specs[name].shape) for name in names]
+  # [layers, N]
   by_layer = np.stack([norms[name] for name in names])
   all_norms = np.linalg.norm(by_layer, axis=0)
   shares = {
