@@ -1,4 +1,4 @@
-"""A map over the tensors of a model, one after the other to save memory."""
+"""A map over the tensors of a model, one at a time to save memory."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -13,13 +13,13 @@ def sequential_map(
 ) -> list[_Result]:
   """`[function(*each) for each in zip(*tensors)]`, in a graph in that order.
 
-  TensorFlow would begin with all elements at once, and the temporary tensors
-  would take the memory of all of them, here that of the largest.
+  TensorFlow would start all elements at once, and their temporary tensors would
+  need memory at the same time. Here they need that of the largest element.
 
   Args:
     function: Maps one element of each; returns a nest of tensors.
-    *tensors: Sequences of one length. What an iterator computes for an element
-      waits for the results of the one before, too.
+    *tensors: Sequences of equal length. What an iterator computes for an
+      element waits for the results of the previous element, too.
   """
   results = []
   done = []

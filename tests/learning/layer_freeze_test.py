@@ -22,14 +22,14 @@ class MatchTest(parameterized.TestCase):
   )
   def test_by_hand(self, patterns, expected):
     if expected is None:
-      with self.assertRaisesRegex(ValueError, "'kernel' is the name of no"):
+      with self.assertRaisesRegex(ValueError, "'kernel' matches no layer"):
         layer_freeze.match(patterns, _NAMES)
     else:
       self.assertEqual(layer_freeze.match(patterns, _NAMES), expected)
 
   @parameterized.parameters(
       (('.*',), 'names all layers: nothing is left'),
-      (('front/(',), 'no regular expression'),
+      (('front/(',), 'not a regular expression'),
       ('front/.*', 'must be a list'),
   )
   def test_bad_patterns_are_named(self, patterns, message):

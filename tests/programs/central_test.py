@@ -17,9 +17,9 @@ from tests import cases
 from tests import fakes
 from tests.programs import runs
 from tff_asr import checks
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import buckets as buckets_lib
 from tff_asr.learning import central_step
 from tff_asr.privacy import keys
 from tff_asr.programs import central
@@ -354,7 +354,7 @@ class CentralTest(cases.TestCase):
     counted = fakes.counted(pipeline_lib.Pipeline, 'pack', 'slice_batch')
     with counted as calls:
       found = self.samples(_position(3), 4, num_loaders=3, pipeline=pipeline)
-    self.assertEqual(calls, dict(prepare=1, slice_batch=1))
+    self.assertEqual(calls, dict(pack=1, slice_batch=1))
     for step, (place, batches) in enumerate(found):
       self.assertEqual(place.step, step)
       for batch, part in zip(batches, parts, strict=True):

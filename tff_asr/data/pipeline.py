@@ -54,8 +54,8 @@ example_weights: float32 [B], 1 for utterances to train on, 0 for placeholders.
 def batch_spec() -> Batch:
   """The tensor specs of a batch of any size.
 
-  A function traced for this has one graph, and so one rounding, for all
-  batches; one traced for the sizes that it meets rounds by what it met before.
+  A function traced for this has one graph, and one rounding, for all batches. A
+  function traced for the sizes that come would round by the sizes before.
   """
   spec = tf.TensorSpec
   return Batch(
@@ -493,10 +493,9 @@ class Pipeline:
 
   @functools.cached_property
   def _slice_batch(self) -> Callable[..., Batch]:
-    """`slice_batch` for datasets: traced once for all of the same chunks.
+    """`slice_batch` for datasets, traced once for chunks of equal specs.
 
-    Several loaders, a dataset that is opened again for each evaluation, and one
-    that goes on elsewhere share the trace.
+    Loaders and datasets that evaluations open again share the trace.
     """
 
     def slice_batch(chunk, number, is_training):
@@ -647,13 +646,13 @@ def batch_starts(
 
 
 def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
-  """Fewest output frames that can spell each label sequence.
+  """Minimum of output frames that each label sequence needs.
 
   Its length and its repeats: between two equal labels CTC needs a blank (Graves
   et al. 2006).
 
   Args:
-    labels: int32 [B, U]; what stands at or past a length is ignored.
+    labels: int32 [B, U]; ids at or past a length are ignored.
     label_lengths: int32 [B].
 
   Returns:

@@ -59,8 +59,8 @@ def num_frames(num_samples):
 def frames_of_seconds(seconds: float) -> int:
   """Whole frame shifts (10 ms) in a duration.
 
-  A duration that is a multiple of 10 ms but for its rounding to a float counts
-  whole: 16.4 s are 1,640 frames, though 16.4 / 0.01 is below 1640.
+  Durations are multiples of 10 ms up to rounding: 16.4 s are 1,640 frames,
+  although 16.4 / 0.01 is below 1640.
   """
   return rounding.whole(seconds * SAMPLE_RATE_HZ / FRAME_SHIFT)
 
@@ -71,14 +71,14 @@ def samples_of_seconds(seconds: float) -> int:
 
 
 def samples_of_frames(frames):
-  """Samples that give so many frames: the middle of those that do.
+  """Returns a number of samples with a given number of frames.
 
   Args:
     frames: Integer or integer tensor of any shape, at least 1.
 
   Returns:
-    160 (frames + 2), of the same type; 240 to 399 more than 160 a frame give as
-    many frames.
+    160 (frames + 2), of the same type: the middle of all numbers of samples
+    with this number of frames.
   """
   return FRAME_SHIFT * (frames + 2)
 
@@ -157,10 +157,10 @@ def standardize(
 
   Args:
     values: float32.
-    valid: bool, broadcast to values; false for padding, which has no part in
-      the statistics, whatever it holds.
+    valid: bool, broadcast to values; false for padding, which does not count in
+      the statistics.
     count: float32, valid values along the axes, at least 1; of size 1 there.
-    axes: What the mean and the variance are taken over.
+    axes: Axes of the mean and the variance.
     epsilon: Added to the variance.
 
   Returns:
@@ -182,7 +182,7 @@ def compute(waveform: np.ndarray) -> np.ndarray:
     waveform: int16 [N], 16 kHz mono.
 
   Returns:
-    float32 [T, F], T = num_frames(N), as `log_mel` but for rounding.
+    float32 [T, F], T = num_frames(N), as `log_mel` up to rounding.
   """
   if len(waveform) < FRAME_LENGTH:
     return np.zeros([0, NUM_MEL_BINS], np.float32)
@@ -201,7 +201,7 @@ def compute(waveform: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def frame_transform() -> np.ndarray:
-  """Returns what takes a frame to its spectrum.
+  """Returns the matrix from a frame to its spectrum.
 
   float32 [400, 514], 257 real parts and 257 imaginary parts: pre-emphasis,
   window and DFT are linear, so they are one matrix.

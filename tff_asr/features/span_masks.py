@@ -1,4 +1,4 @@
-"""Spans of frames replaced by noise: what masked prediction hides.
+"""Spans of frames that masked prediction replaces by noise.
 
 As in BEST-RQ (Chiu et al. 2022, https://arxiv.org/abs/2202.01855): each frame
 of an utterance starts a span with a small probability; spans have one width,
@@ -37,7 +37,7 @@ def draw(
       fn_output_signature=tf.TensorSpec([None], tf.float32),
   )
   starts = tf.cumsum(tf.cast(draws < start_prob, tf.int32), axis=1)
-  # Spans that started more than a width ago are over.
+  # Spans that started at least a width ago have ended.
   ended = tf.pad(starts, [[0, 0], [width, 0]])[:, :size]
   return (starts > ended) & tf.sequence_mask(feature_lengths, size)
 

@@ -36,8 +36,8 @@ def build(
 
   Returns:
     A function of features float32 [B, T, F], their lengths int32 [B] and a seed
-    int32 [2] to masked features of the same shape; each utterance has masks of
-    its own. The same seed gives the same masks.
+    int32 [2] to masked features of the same shape. Masks differ by utterance;
+    the same seed gives the same masks.
 
   Raises:
     ValueError: A count or width is negative, or the share outside [0, 1].

@@ -1,9 +1,9 @@
 """Central training as a learning process: one minibatch step a round.
 
-A step takes one batch or several. With several its gradient is the mean of
-their gradients, each of its own batch's mean loss, whatever the batches' sizes,
-as where each of several processes has a batch of its own (the published code of
-https://arxiv.org/abs/2310.00098, `train_step`).
+A step takes one batch or several. The gradient of several batches is the mean
+of the gradients of their mean losses, with equal weights, as in the published
+code of https://arxiv.org/abs/2310.00098 (`train_step`), where each process has
+a batch.
 
 Several devices share a step (`data_parallel`). They divide its only batch:
 

@@ -7,8 +7,8 @@ Algorithm 1 of https://arxiv.org/abs/2310.00098 composed from TFF's templates:
     aggregator   clip, sum, noise, divide (`aggregators.dp_mean`)
     finalizer    the server's optimizer (`server_update`)
 
-Layers may be frozen (`layer_freeze`). A frozen layer does not change: it has no
-gradient, no delta, no part of the clip, no noise and no optimizer state.
+Layers may be frozen (`layer_freeze`). A frozen layer has no gradient, no delta,
+no part of the clip, no noise and no optimizer state.
 """
 
 import collections
@@ -65,6 +65,33 @@ def build(
 
     (<S@SERVER, {<client_id=string,shard=int64,offsets=int64[?]>}@CLIENTS>
      -> <state=S@SERVER, metrics=M@SERVER>)
+
+      >>> class Model:
+      ...   specs = {'w': weights_lib.zeros(80)}
+      ...   def initialize(self, seed):
+      ...     return weights_lib.initialize(self.specs, seed)
+      ...   def loss(self, weights, features, *unused):
+      ...     return tf.reduce_mean((features - weights['w']) ** 2, [1, 2])
+      >>> process = build(
+      ...     model=Model(),
+      ...     pipeline=pipeline_lib.Pipeline(
+      ...         tokenizer=None, output_lengths=lambda n: n, max_batch_sec=30.0
+      ...     ),
+      ...     client_data=tff.simulation.datasets.TestClientData({
+      ...         'ann': dict(
+      ...             client_id=['ann'],
+      ...             transcript=['yes'],
+      ...             utterance_id=['ann-1'],
+      ...             waveform=np.zeros([1, 16000], np.int16),
+      ...         )
+      ...     }),
+      ...     aggregator=tff.aggregators.UnweightedMeanFactory(),
+      ...     server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
+      ...     local=client_update.LocalTraining(learning_rate=0.1, num_steps=1),
+      ...     seed=1,
+      ... )
+      >>> print(process.next.type_signature.parameter[1])
+      {str}@CLIENTS
 
   Records are read where the client runs. A client that appears twice would
   count twice in the sum. If there is noise, a state needs a key:
@@ -137,12 +164,11 @@ def set_noise_key(
 ) -> process_lib.State:
   """Returns the state with the aggregator's noise key set.
 
-  A key must not see two sums from one state. If `next` is called twice on a
-  state, for other clients or other data, both rounds have the same noise, and
-  their difference tells the clients' updates. Set a newly drawn key before each
-  call on a state that `next` was called on before. There is no ledger, either:
-  `programs.training_loop.run` owns keys, start and ledger of a run
-  (docs/runs.md, "In a notebook").
+  Set a newly drawn key before each call of `next` on a state that `next` was
+  called on before, for other clients or other data. Otherwise both rounds have
+  the same noise, and their difference reveals the clients' updates. If you
+  write the loop yourself, no ledger is kept; `programs.training_loop.run` keeps
+  keys and ledger of a run (docs/runs.md, "In a notebook").
 
   Args:
     state: State of a process made by `build`.
@@ -153,7 +179,7 @@ def set_noise_key(
 
 
 def traffic(state: process_lib.State) -> Traffic:
-  """Returns what a client of a process made by `build` gets and sends.
+  """Returns the bytes between the server and one client of a round.
 
   Both are the size of the trained weights. Seeds, clips and counts (a few
   bytes) are not counted.
@@ -174,7 +200,7 @@ def _build_distributor(
     *,
     unaugmented_rounds: int,
 ) -> tff.learning.templates.DistributionProcess:
-  """Broadcasts <weights, seed of the round>; `is_augmented` if some are not."""
+  """Broadcasts weights, the round's seed, and whether it is augmented."""
 
   @tff.tensorflow.computation
   def initialize():

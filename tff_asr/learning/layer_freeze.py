@@ -80,7 +80,7 @@ class LayerFreeze:
 
 
 def described(frozen: Collection[str], specs: weights_lib.Specs) -> str:
-  """The frozen part of a model, and its effect on noise, as a sentence."""
+  """Returns the frozen part of a model, and its effect on noise, in words."""
   total, count = weights_lib.count(specs), _count(frozen, specs)
   return (
       f'{len(frozen)} of {len(specs)} tensors are frozen, with {count:,} of '
@@ -97,8 +97,8 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
     names: Names of all layers.
 
   Raises:
-    ValueError: A pattern is no regular expression or the name of no layer, or
-      no layer would be left to train.
+    ValueError: A pattern is not a valid regular expression or matches no layer,
+      or no layer would be left to train.
   """
   if isinstance(patterns, str):
     raise ValueError(f'frozen must be a list of names, found {patterns!r}.')
@@ -108,11 +108,11 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
       matched = [name for name in names if re.fullmatch(pattern, name)]
     except re.error as error:
       raise ValueError(
-          f'frozen: {pattern!r} is no regular expression ({error}).'
+          f'frozen: {pattern!r} is not a regular expression ({error}).'
       ) from None
     if not matched:
       raise ValueError(
-          f'frozen: {pattern!r} is the name of no layer; they are '
+          f'frozen: {pattern!r} matches no layer; they are '
           f'{", ".join(sorted(names))}.'
       )
     found.update(matched)

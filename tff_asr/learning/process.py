@@ -1,16 +1,16 @@
-"""Learning process as a training loop sees it: a state and what changes it.
+"""The interface of a learning process to a training loop.
 
 Federated rounds (`fed_avg`), central steps (`central_step`) and private steps
 by example (`dp_sgd`) have the same interface and the same state:
 
     global_model_weights  float32 tensors by name
     distributor           `RandomState`
-    client_work           names of frozen weights, a line each, or ()
+    client_work           names of frozen weights, one a line, or ()
     aggregator            of the DP query, or ()
     finalizer             of the optimizer
 
-The state holds the frozen names, so freezing other weights changes a round's
-identity.
+The state holds the frozen names, so that freezing other weights changes a
+round's digest.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class RandomState(NamedTuple):
 
 
 class Process(Protocol):
-  """The interface; `tff.learning.templates.LearningProcess` has it too."""
+  """The interface, also of `tff.learning.templates.LearningProcess`."""
 
   def initialize(self) -> State:
     """Returns the state before the first round."""

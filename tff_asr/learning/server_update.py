@@ -1,6 +1,6 @@
 """The server's work: an optimizer step along the aggregated delta.
 
-Its type; the delta has the weights that are trained, perhaps not all of them:
+The delta has the weights that are trained, which may be some of them. The type:
 
   (<S@SERVER, weights@SERVER, delta@SERVER>
    -> <S@SERVER, weights@SERVER, M@SERVER>)
@@ -23,10 +23,8 @@ def build(
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
-  The aggregated delta (old minus new) goes to the optimizer as the gradient.
-  Clients' non-finite deltas do not reach it, so an aggregate that is not finite
-  means that something is wrong (noise without a key, an overflow): it is an
-  error, raised before the weights change.
+  The optimizer takes the aggregated delta (old minus new) for the gradient. An
+  aggregate that is not finite raises an error before the weights change.
 
   Args:
     optimizer: The server's optimizer; its state is the process's.
@@ -53,6 +51,8 @@ def build(
   @tff.tensorflow.computation(state_type, weights_type, delta_type)
   def server_computation(state, weights, delta):
     norm = tf.linalg.global_norm(tf.nest.flatten(delta))
+    # Aggregators leave out clients' non-finite deltas, so this means noise
+    # without a key, or an overflow.
     check = tf.debugging.Assert(
         tf.math.is_finite(norm),
         ['The aggregated update is not finite: was the noise key set?'],
@@ -92,7 +92,7 @@ def build(
 
 
 def _learning_rate(state) -> tf.Tensor:
-  """The rate of the coming step, of an optimizer or the one it wraps."""
+  """The rate of the next step, of an optimizer or of the one that it wraps."""
   key = tff.learning.optimizers.LEARNING_RATE_KEY
   while key not in state:
     state = state['optimizer']

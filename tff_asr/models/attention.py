@@ -58,7 +58,7 @@ def apply(
       the inputs' dtype, and queries divided in it; see `layers`.
 
   Returns:
-    As inputs, [B, S, D]; what stands at padded frames is arbitrary but finite.
+    As inputs, [B, S, D]; values at padded frames are arbitrary but finite.
   """
   query, key, value = _project(weights, inputs, num_heads=num_heads)
   dim = inputs.shape[-1]
@@ -158,8 +158,8 @@ def _combine(
 def _shift(scores: tf.Tensor) -> tf.Tensor:
   """Scores by distance S-1 ... 1-S [B, H, S, 2S-1] to by frame [B, H, S, S].
 
-  Row i needs the S columns from S-1-i on: read in rows of one column less, each
-  row starts one column further left.
+  Row i needs the S columns from S-1-i on. Reading the padded matrix in rows of
+  one column less shifts each row by one more column.
   """
   batch_size, num_heads, size, num_distances = tf.unstack(tf.shape(scores))
   padded = tf.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]])

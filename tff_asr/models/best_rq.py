@@ -2,9 +2,9 @@
 
 Chiu et al. 2022, https://arxiv.org/abs/2202.01855: spans of frames are replaced
 by noise (`features.span_masks`), and the encoder with a linear layer predicts
-what a frozen quantizer (`quantizer`) made of the frames that are hidden; the
-loss is cross-entropy over masked frames. An output frame counts as masked where
-all the feature frames that make its label are.
+the labels that a frozen quantizer (`quantizer`) gives to the hidden frames. The
+loss is the cross-entropy over masked frames. An output frame is masked if all
+feature frames of its label are.
 
   B: batch size. T: feature frames. F: mel bins. S: output frames.
 """
@@ -28,7 +28,7 @@ _COMPARED_LENGTHS = 100
 
 
 class Masked(NamedTuple):
-  """A batch whose labels are to be predicted.
+  """A masked batch and the labels to predict.
 
   Attributes:
     features: float32 [B, T, F], noise in masked frames.
@@ -138,7 +138,7 @@ class BestRqModel:
       features: float32 [B, T, F].
       feature_lengths: int32 [B].
       unused_labels: Labels of the transcripts.
-      unused_label_lengths: Theirs.
+      unused_label_lengths: Their lengths.
       seed: int32 [2], of masks and dropout.
     """
     mask_seed, dropout_seed = tf.unstack(tf.random.split(seed, 2))
@@ -234,9 +234,9 @@ class Counts(NamedTuple):
 
   Attributes:
     masked: float32 [], masked output frames.
-    correct: float32 [], those whose best label was the right one.
-    labels: float32 [number of codes], right labels of the masked frames.
-    predictions: float32 [number of codes], best labels of them.
+    correct: float32 [], masked frames with a correct best label.
+    labels: float32 [number of codes], correct labels of the masked frames.
+    predictions: float32 [number of codes], their best labels.
   """
 
   masked: tf.Tensor

@@ -57,7 +57,7 @@ def build(
     dim: D, divisible by num_heads and num_groups.
     mlp_dim: Hidden width of the blocks' FFNs.
     num_heads: Attention heads.
-    kernel_size: Frames that a depthwise convolution sees, odd.
+    kernel_size: Frames of a depthwise convolution's kernel, odd.
     num_groups: Groups of channels of the group norm after the depthwise
       convolution.
     front_channels: Channels of the front end's convolutions.
@@ -207,8 +207,8 @@ def _block(
 def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
   """Each channel of [B, S, D] convolved with its column of [kernel size, D].
 
-  As a sum of shifted products: these have gradients by example at the speed of
-  gradients by batch, which no convolution op has.
+  A sum of shifted products: unlike convolution ops, these compute gradients by
+  example at the speed of gradients by batch.
   """
   kernel = tf.cast(kernel, inputs.dtype)
   kernel_size, size = kernel.shape[0], tf.shape(inputs)[1]
@@ -220,5 +220,5 @@ def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def _swish(inputs: tf.Tensor) -> tf.Tensor:
-  """x sigmoid(x); tf.nn.swish has a gradient of its own, which pfor lacks."""
+  """x sigmoid(x); pfor lacks the custom gradient of tf.nn.swish."""
   return inputs * tf.sigmoid(inputs)

@@ -6,8 +6,8 @@ The convolutional front end of the transformer, then blocks
 
 with a 1-D convolution over an odd number of frames centred on each (Dauphin et
 al. 2017, https://arxiv.org/abs/1612.08083, here not causal), and a final layer
-norm. Not of the federated ASR paper: an architecture to compare per-layer
-clipping on. Frames past an utterance's end read as 0 in every convolution,
+norm. The federated ASR paper does not use it; it serves to compare per-layer
+clipping. Frames past an utterance's end read as 0 in every convolution,
 whether they are padding of the batch or lie outside it.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
@@ -42,7 +42,7 @@ def build(
   Args:
     num_blocks: Residual blocks.
     dim: D.
-    kernel_size: Frames that a block's convolution sees, odd.
+    kernel_size: Frames of a block's convolution kernel, odd.
     dropout: Rate after the front end and in each block.
     feature_dim: F.
     activation_dtype: 'float32' or 'bfloat16'; see `layers`.

@@ -23,7 +23,7 @@ LOSS_KERNELS = ('op', 'scan', 'optax')
 # Log score of a path that does not exist. Finite: differences of infinities are
 # NaN.
 _LOG_ZERO = -1e30
-# Log score of a path that exists only in optax, whose log_epsilon it is.
+# Log score of a path that exists only in optax (its log_epsilon).
 _LOG_EPSILON = -1e5
 
 
@@ -140,8 +140,8 @@ def loss(
       its labels (`data.pipeline`). With fewer, `op` raises (under U) or gives
       infinity with a wrong gradient, `scan` infinity with a gradient of zero,
       `optax` some 1e5 with a gradient.
-    labels: int32 [B, U], each id in [0, V - 1); what stands at or past an
-      utterance's label length is ignored.
+    labels: int32 [B, U], each id in [0, V - 1); ids at or past an utterance's
+      label length are ignored.
     label_lengths: int32 [B], 0 allowed: then every frame is a blank.
     kernel: `op` is TensorFlow's CTCLoss, which has a CPU kernel only; `scan` is
       written in tensor ops, which run on every device and under XLA. They agree
@@ -156,7 +156,7 @@ def loss(
     ValueError: An unknown kernel.
   """
   checks.one_of(LOSS_KERNELS, kernel=kernel)
-  # One column more: no kernel is right for labels of no column.
+  # At least one column: kernels are wrong for labels without columns.
   labels = tf.pad(labels, [[0, 0], [0, 1]])
   in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
   labels = tf.where(in_label, labels, 0)
@@ -168,8 +168,8 @@ def loss(
         label_lengths,
         _LOG_EPSILON if kernel == 'optax' else _LOG_ZERO,
     )
-  # The op refuses an empty label: it gets one token and one frame in its
-  # place, and what it returns for them is not used.
+  # The op rejects empty labels. They are replaced by one token and one frame,
+  # and the op's loss for them is not used.
   is_empty = tf.equal(label_lengths, 0)
   at_least_one = tf.cast(is_empty, tf.int32)
   positions = tf.where(

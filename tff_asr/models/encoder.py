@@ -15,7 +15,7 @@ from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
 # (weights, activations float32 [B, S, D], valid float32 [B, S, 1], seed int32
-# [2] or None) to activations. What stands at padded frames may be arbitrary.
+# [2] or None) to activations, which may be arbitrary at padded frames.
 Block = Callable[
     [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
@@ -54,11 +54,11 @@ def stack(
     embed: Optional[Callable[..., tf.Tensor]] = None,
     final_norm: bool = False,
 ) -> Encoder:
-  """Builds an encoder of a front end and blocks that are alike.
+  """Builds an encoder of a front end and equal blocks.
 
   Args:
     front: The front end.
-    num_blocks: Blocks, each with weights and a seed of its own.
+    num_blocks: Blocks, each with its own weights and seed.
     block_specs: Weights of one block.
     apply_block: A block.
     embed: (lengths int32 [B], S, seed) to positions float32 [B, S, D], added

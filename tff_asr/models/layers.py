@@ -4,13 +4,12 @@ Layer norm (Ba et al. 2016, https://arxiv.org/abs/1607.06450) and group norm (Wu
 and He 2018, https://arxiv.org/abs/1803.08494) take their statistics from one
 utterance alone, as gradients by example need.
 
-Products may be of bfloat16 (`activation_dtype`): half the memory, and the fast
-matrix units of GPUs. What a block adds to the residual stream, the stream
-itself, weights, their gradients, the statistics of norms, the softmax of
-attention and the draws of dropout stay float32. The published code rounds more,
-the transformer's `rounding` 'published': what enters the convolution of the
-front end, positions, the scale and the softmax of attention, and (head_dtype of
-`ctc.build`) the head.
+Matrix products may be bfloat16 (`activation_dtype`), which halves the memory
+and uses the fast matrix units of GPUs. The residual stream, weights, gradients,
+statistics of norms, the softmax of attention and draws of dropout stay float32.
+The published code also rounds the inputs of the front end's convolution,
+positions, the scale and the softmax of attention (`rounding='published'` of the
+transformer) and the head (`head_dtype` of `ctc.build`).
 
   B: batch size. S: frames. D: width.
 """
@@ -27,7 +26,7 @@ ACTIVATION_DTYPES = ('float32', 'bfloat16')
 ROUNDINGS = ('products', 'published')
 
 _EPSILON = 1e-5
-# What CPUs and GPUs take by themselves; XLA would take another.
+# TensorFlow's default on CPUs and GPUs; XLA's default is another one.
 _ALGORITHM = 'philox'
 
 
@@ -67,11 +66,11 @@ def group_norm(
     weights: As in `norm_specs`.
     inputs: float32 or bfloat16 [B, S, D].
     valid: float32 [B, S, 1], 1 for frames of the utterance, 0 for padding,
-      which has no part in the statistics.
+      which does not count in the statistics.
     num_groups: Divides D.
 
   Returns:
-    As inputs; what stands at padded frames is arbitrary but finite.
+    As inputs; values at padded frames are arbitrary but finite.
   """
   batch_size, size, _ = tf.unstack(tf.shape(inputs))
   dim = inputs.shape[-1]
@@ -101,8 +100,8 @@ def dropout(
 ) -> tf.Tensor:
   """Inverted dropout from a stateless seed; without seed or rate, identity.
 
-  The rate is rounded to 16 bits, of which a value takes 16: drawing costs half
-  of what a uniform float32 does, and is most of dropout's cost.
+  The rate is rounded to 16 bits, so that a value takes 16 random bits: half as
+  many as a uniform float32. Drawing them is most of dropout's cost.
   """
   if seed is None or rate == 0:
     return inputs
@@ -118,8 +117,8 @@ def dropout(
 def uniform(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
   """Draws float32 in [0, 1), the same ones under XLA.
 
-  Those of `tf.random.stateless_uniform`, which makes others of the same bits
-  where XLA compiles it: the last 23 bits are digits after the point.
+  The values of `tf.random.stateless_uniform`, which XLA would compute
+  differently from the same bits: the last 23 bits are the mantissa.
   """
   bits = tf.bitwise.bitwise_and(
       _draw(shape, seed), tf.constant(2**23 - 1, tf.uint32)
@@ -141,14 +140,14 @@ def _draw(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
 
 
 def rounded(inputs: tf.Tensor, dtype: str) -> tf.Tensor:
-  """The float32 values nearest to those of `inputs` that a dtype has."""
+  """Rounds float32 values to those of a dtype."""
   return tf.cast(tf.cast(inputs, dtype), tf.float32)
 
 
 def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """`inputs` [..., D] times a float32 weight [D, E], in the inputs' dtype."""
-  # One product of all rows. `tf.matmul` would take one an utterance, and their
-  # gradients' sum over utterances is then an operation of its own.
+  # One product of all rows. `tf.matmul` would multiply utterance by utterance,
+  # and the gradient would need another operation to sum over them.
   rows = tf.reshape(inputs, [-1, weight.shape[0]])
   outputs = tf.matmul(rows, tf.cast(weight, inputs.dtype))
   shape = tf.concat([tf.shape(inputs)[:-1], weight.shape[1:]], axis=0)

@@ -1,14 +1,14 @@
-"""Random-projection quantizer: speech frames to labels, and nothing to train.
+"""Random-projection quantizer: speech frames to labels, without training.
 
 Chiu et al. 2022 (BEST-RQ), https://arxiv.org/abs/2202.01855: stacked frames are
 projected to a few dimensions by a random matrix (Xavier) and labelled by the
 nearest of many random vectors, both sides l2-normalised. Matrix and vectors are
-functions of a seed and stay as they are.
+functions of a seed and do not change.
 
 Frames are first shifted and scaled, each mel bin to mean 0 and variance 1 over
-the utterance; the paper does so over its corpus. Otherwise bins that are always
-loud decide all labels, and few are used; and no statistic of a private corpus
-is needed.
+the utterance; the paper does so over its corpus. Without this, bins that are
+always loud decide all labels, and few labels are used. Statistics of a private
+corpus are not needed.
 
   B: batch size. T: feature frames. F: mel bins. S: stacked frames.
 """
@@ -91,8 +91,8 @@ class Quantizer:
         normed[:, : num_labels * self.num_stacked],
         [batch_size, num_labels, self.num_stacked * self.feature_dim],
     )
-    # The nearest of unit vectors has the largest product, and the length of
-    # what it is compared with does not matter.
+    # The nearest unit vector has the largest product, whatever the length of
+    # the projection.
     projected = layers.matmul(stacked, self.projection)
     products = layers.matmul(projected, tf.transpose(self.codes))
     return tf.argmax(products, axis=-1, output_type=tf.int32)
@@ -104,7 +104,7 @@ class Quantizer:
 
 
 def perplexity(counts: tf.Tensor) -> tf.Tensor:
-  """Labels that as evenly used ones would be as uncertain: exp(entropy).
+  """Effective number of labels in use: exp(entropy).
 
   Args:
     counts: [number of labels], how often each was used.

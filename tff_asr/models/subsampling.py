@@ -5,20 +5,20 @@ https://arxiv.org/abs/2310.00098: the features are normalised to mean 0 and
 variance 1 over the utterance's frames and bins (once more after the front end
 of the signal: SpecAugment's zeros have changed both), then scaled and shifted
 by one scalar each; a 1-D convolution (kernel 7, stride 3) to twice the width, a
-gated linear unit, dropout. It sees the 7 input frames centred on an output
-frame's group of 3.
+gated linear unit, dropout. The kernel covers the 7 input frames centred on an
+output frame's group of 3.
 
 4x, of the Conformer, in time and mel (Gulati et al. 2020,
 https://arxiv.org/abs/2005.08100): two convolutions over time and mel bins
 (kernel 3 x 3, stride 2 x 2, ReLU) and a linear layer over what is left of the
-bins. Frame j of a convolution sees the 3 frames from 2 j on.
+bins. Frame j of a convolution covers the 3 frames from 2 j on.
 
 Frames past the utterance's end read as 0 in both, whether they are padding of
 the batch or lie outside it, so that padding never changes an output.
 
-The published code's 3x does let it: it pads batches to a multiple of 5 s, and
-its convolution pads 3 + 3 frames, not 2 + 2, where such a batch has 3 k + 1
-frames (of 15 s and of 30 s). `FLAX_SAME` does as it does.
+In the published code's 3x, padding changes outputs: it pads batches to a
+multiple of 5 s, and its convolution pads 3 + 3 frames, not 2 + 2, if such a
+batch has 3 k + 1 frames (of 15 s and of 30 s). `FLAX_SAME` does the same.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   K: channels. D: output width.
@@ -117,7 +117,7 @@ def build_3x(
 
 
 def _published_frames(longest: tf.Tensor) -> tf.Tensor:
-  """Frames of the published code's batch with so many in its longest row."""
+  """Frames of the published code's batch with a longest row of this length."""
   whole = log_mel.samples_of_seconds(_PUBLISHED_BATCH_SEC)
   batch_samples = -(-log_mel.samples_of_frames(longest) // whole) * whole
   return log_mel.num_frames(batch_samples)
@@ -177,7 +177,7 @@ def build_4x(
 
 
 def _kernel_4x(fan_in: int, fan_out: int) -> weights_lib.WeightSpec:
-  """A kernel whose outputs, before ReLU, have the variance of its inputs."""
+  """A kernel that keeps the variance of its inputs, before ReLU."""
   limit = math.sqrt(3 / (_KERNEL_4X**2 * fan_in))
   return weights_lib.WeightSpec(
       (_KERNEL_4X, _KERNEL_4X, fan_in, fan_out), limit=limit

@@ -193,6 +193,6 @@ def _block(
 
   if seed is None or layer_drop == 0:
     return run()
-  # A conditional, not a product with 0: a dropped block costs next to nothing.
+  # A conditional, not a product with 0: a dropped block is not computed.
   keep = layers.uniform([], drop_seed) >= layer_drop
   return tf.cond(keep, run, skip)

@@ -1,9 +1,9 @@
-"""Model weights: what they are called, their shapes and how they start.
+"""Model weights: names, shapes and initial values.
 
 A model's weights are an `OrderedDict` from name to tensor, sorted by name, so
 that TensorFlow Federated, `tf.nest` and a checkpoint see them in one order.
-Initial values come from stateless random ops: a seed makes them anywhere, and
-no graph or file has to carry them.
+Initial values come from stateless random ops, so a seed gives the same values
+anywhere.
 """
 
 import collections
@@ -121,7 +121,7 @@ def updated(
 def to_tensors(
     weights: Mapping[str, tf.types.experimental.TensorLike]
 ) -> Weights:
-  """Arrays to tensors, once, so that steps do not copy them each time."""
+  """Converts arrays to tensors, so that steps need not copy them again."""
   return Weights(
       (name, tf.convert_to_tensor(value)) for name, value in weights.items()
   )

@@ -25,7 +25,7 @@ def build_adagrad(
   Args:
     learning_rate: At least 0. In the first step each element moves by it,
       however small its gradient.
-    epsilon: At least 0; beside the inverse root, not inside of it.
+    epsilon: At least 0; added to the inverse root, not inside it.
 
   Returns:
     An optimizer whose memory and hyperparameters are all in its state.

@@ -6,7 +6,8 @@ direction u (`adam`, weight decay included):
 
     w = w - learning_rate ||w|| / ||u|| u        (ratio 1 if a norm is 0)
 
-Every tensor has its ratio, also biases and layer norms. It has no bounds.
+Every tensor has its own ratio, also biases and layer norms. The ratio has no
+bounds.
 """
 
 import tensorflow as tf

@@ -10,8 +10,8 @@ w with gradient g:
     w = w - v
 
 The learning rate is inside the momentum: a new rate does not rescale earlier
-steps. Every tensor has its ratio, also biases and layer norms. As in optax, a
-tensor of zeros moves by the plain step, 1 / trust_coefficient times as large.
+steps. Every tensor has its own ratio, also biases and layer norms. As in optax,
+a tensor of zeros moves by the plain step, 1 / trust_coefficient times as large.
 """
 
 import tensorflow_federated as tff
@@ -34,7 +34,7 @@ def build_lars(
     learning_rate: At least 0.
     momentum: In [0, 1).
     trust_coefficient: Positive.
-    epsilon: At least 0; beside the update's norm.
+    epsilon: At least 0; added to the update's norm.
     weight_decay: At least 0; added to the gradient before the ratio.
 
   Returns:

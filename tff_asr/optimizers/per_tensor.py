@@ -7,8 +7,9 @@ number and the slots (tensors like the weights, zeros at first).
 
 A server optimizer need not be built here. gin can bind any
 `tff.learning.optimizers.Optimizer` whose state holds `learning_rate`: schedules
-set that rate, and the server reports it. One that wraps another keeps its state
-as `optimizer`, and goes around what is scheduled (`SERVER_OPTIMIZER` in gin).
+set that rate, and the server reports it. An optimizer that wraps another one
+keeps its state as `optimizer`, and wraps the scheduled one (`SERVER_OPTIMIZER`
+in gin).
 """
 
 import collections
