@@ -1,40 +1,58 @@
-"""gin files and overrides to a bound program: the only module that knows gin.
+"""Binds gin files and overrides to a program: the only module that uses gin.
 
-- Files are looked up from the working directory, then among this project's:
-  `gin/experiments/x.gin` works anywhere.
-- The folder of a file outside this project is searched, too: for what the file
-  includes, and, after all installed packages, for modules that it imports. A
-  gin file is a program, and is read only where the user names it.
-- Misspelt macros and settings without a value, which gin lets pass, are errors.
-- Before gin builds any part, all arguments are checked against the types of
-  their annotations, and everything that is wrong is reported together.
+    build = config.bind(
+        federated.FederatedTraining,
+        gin_files=['gin/experiments/quickstart_federated_dp.gin'],
+        gin_params=['NUM_ROUNDS = 20'],
+    )
 
-gin builds a part at each use of its macro; `gin.singleton` shares one.
+- Files are searched in the working directory, then in this project:
+  `gin/experiments/x.gin` works anywhere. Includes and imports of a file outside
+  the project are also searched in its folder. A gin file is a program: it is
+  read only if the user names it.
+- gin accepts misspelt macros and macros without a value; `bind` rejects both.
+- Before gin builds any part, all arguments are checked against their annotated
+  types, and all problems are reported together.
+- gin builds a part at each use of its macro; `gin.singleton` shares one.
 """
 
+import collections.abc
 from collections.abc import (
     Callable, Collection, Iterable, Iterator, Mapping, Sequence
 )
 import contextlib
 import difflib
 import functools
+import inspect
 import json
 import logging
 import os
 import re
 import sys
 import tokenize
+import types
+import typing
+from typing import Any
 
 import gin
 
-from tff_asr import arguments
 from tff_asr import checks
 
 
 class ConfigError(checks.Problems):
-  """A configuration that cannot be used; the messages are for its author."""
+  """A configuration that cannot be used."""
 
 
+# Annotated types in words, for messages.
+_TYPES = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a number',
+    str: 'a text in quotes',
+    types.NoneType: 'None',
+    collections.abc.Callable: 'a function (@ without brackets)',
+    collections.abc.Sequence: 'a list',
+}
 _GIN_ERRORS = (
     AttributeError,
     ImportError,
@@ -53,7 +71,7 @@ _ROOT = next(
     if os.path.isdir(os.path.join(folder, 'gin', 'programs'))
 )
 gin.add_config_file_search_path(_ROOT)  # For `include`, from any folder.
-# In gin's own text: a name without a dot is a macro.
+# In the text of a configuration, a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
 _INCLUDE = re.compile(r"^include '(.+)'")
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) *= *(.+?)(?: +#.*)?$')
@@ -62,7 +80,8 @@ _WITHOUT_VALUE = re.compile(
     r'^([A-Z][A-Z0-9_]*) *= *\\?\s*%gin\.REQUIRED', re.MULTILINE
 )
 _INFINITY = re.compile(r'^([\w./]+ =) inf$', re.MULTILINE)
-# The override itself, which is shown anyway, and a syntax tree's address.
+# Parts of gin's messages to drop: the override, which is shown anyway, and the
+# address of a syntax tree.
 _NOISE = re.compile(r' In bindings string line .*$| on line \d+: <[^>]*>')
 
 
@@ -72,7 +91,7 @@ def bind(
     gin_files: Sequence[str],
     gin_params: Sequence[str] = (),
 ) -> Callable[..., object]:
-  """Returns `program` with the arguments that gin files and overrides give it.
+  """Returns `program` with the arguments of gin files and overrides.
 
   Args:
     program: A function that one of the files configures.
@@ -124,16 +143,19 @@ def bind(
 
 
 def text() -> str:
-  """The whole configuration as bound now; gin text that can be read again."""
+  """Returns the bound configuration as gin text, which can be bound again."""
   # gin writes infinity as Python does and cannot read that.
   return _INFINITY.sub(r'\1 1e999', gin.config_str(max_line_length=80))
 
 
 def settings(gin_files: Sequence[str]) -> dict[str, str]:
-  """The macros that files set, with their values as text; nothing is imported.
+  """Returns the macros that files set, as text, without importing anything.
+
+      >>> settings(['gin/schedules/constant.gin'])
+      {'SCHEDULE': '@schedules.constant()'}
 
   Args:
-    gin_files: Files to read, in order; those that they include count, too.
+    gin_files: Files to read, in order, with their includes.
 
   Raises:
     ConfigError: A file is missing.
@@ -150,19 +172,19 @@ def settings(gin_files: Sequence[str]) -> dict[str, str]:
 
 
 def settings_help(argv: Sequence[str], *, gin_file: str) -> str:
-  """What --help says of settings.
+  """Returns the settings of a command's gin files, for --help.
 
   Args:
     argv: The command line; each --gin_file=FILE is read.
-    gin_file: Read if there is none: the program's own file.
+    gin_file: The program's file, read if the command line names none.
   """
   given = [
       arg.partition('=')[2] for arg in argv if arg.startswith('--gin_file=')
   ] or [gin_file]
   required = lambda value: value.replace('%gin.REQUIRED', '(required)')
   return '\n'.join([
-      f'Settings of {" and ".join(given)}, for --gin_param; its header says',
-      'what they are. %NAME is another setting. --help after',
+      f'Settings of {" and ".join(given)}, for --gin_param; its header',
+      'explains them. %NAME is another setting. --help after',
       '--gin_file=EXPERIMENT lists those of the experiment.',
       *(f'  {name} = {required(v)}' for name, v in settings(given).items()),
   ])
@@ -225,7 +247,7 @@ def _described(value: object) -> object:
 
 
 def _find(path: str) -> str:
-  """The file's path from here or among this project's."""
+  """Returns the path of a file in the working directory or the project."""
   for folder in ('', _ROOT):
     found = os.path.join(folder, path)
     if os.path.isfile(found):
@@ -244,7 +266,7 @@ def _search_folder_of(path: str) -> None:
 
 @contextlib.contextmanager
 def _without_search_log() -> Iterator[None]:
-  """Without a line for each folder that `include` looks into in vain."""
+  """Silences gin's line for each folder without an included file."""
   is_wanted = lambda record: not str(record.msg).startswith('Path not found')
   logging.getLogger().addFilter(is_wanted)
   try:
@@ -255,7 +277,7 @@ def _without_search_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(where: str = '') -> Iterator[None]:
-  """Turns gin's errors into one line."""
+  """Raises gin's errors as a ConfigError of one line."""
   try:
     yield
   except _GIN_ERRORS as e:
@@ -263,7 +285,7 @@ def _explained(where: str = '') -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-  """gin's message on one line."""
+  """Returns gin's message on one line."""
   if isinstance(error, SyntaxError) and error.text:
     message = f'cannot parse {error.text.strip()!r}: {error.msg}'
   elif isinstance(error, tokenize.TokenError):
@@ -278,7 +300,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
-  """Parses the overrides; returns what is wrong with them."""
+  """Parses the overrides; returns their problems."""
   problems = []
   for param in gin_params:
     if '=' not in param:
@@ -295,9 +317,10 @@ def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
 
 
 def _unknown_macros(before: str, after: str) -> list[str]:
-  """Complaints about macros that overrides define and no file does.
+  """Problems of macros that overrides define and no file does.
 
-  An override may have several lines, so the texts of the configuration tell.
+  The texts of the configuration are compared, because an override may have
+  several lines.
   """
   known = set(_MACRO_DEFINITION.findall(before))
   unknown = set(_MACRO_DEFINITION.findall(after)) - known
@@ -308,7 +331,7 @@ def _unknown_macros(before: str, after: str) -> list[str]:
 
 
 def _macro_problems(config: str) -> list[str]:
-  """Complaints about macros without a definition or a value."""
+  """Problems of macros without a definition or a value."""
   known = set(_MACRO_DEFINITION.findall(config))
   unset = sorted(set(_MACRO_USE.findall(config)) - known)
   return [
@@ -325,9 +348,9 @@ def _preflight(
     bindings: Mapping[str, object],
     given: Collection[str] = (),
 ) -> list[str]:
-  """Complaints about the arguments of a program and its parts, by macro.
+  """Problems of the arguments of a program and its parts, named by macro.
 
-  Nothing is built: a part's own checks see what this cannot.
+  Nothing is built; a part checks the rest when gin builds it.
 
   Args:
     function: The program, or a part.
@@ -337,25 +360,25 @@ def _preflight(
   problems = [
       f'{_name(function, name, None)} has no value; set it in the '
       'configuration.'
-      for name in arguments.missing(function, {*bindings, *given})
+      for name in _missing(function, {*bindings, *given})
   ]
-  hints = arguments.annotations(function)
+  hints = _annotations(function)
   for name, binding in bindings.items():
     problems += _reference_problems(binding)
     value = _macro_value(binding)
     if _has_references(value):
       continue
-    if problem := arguments.mismatch(value, hints.get(name, object)):
+    if problem := _mismatch(value, hints.get(name, object)):
       problems.append(f'{_name(function, name, binding)} {problem}')
   return problems
 
 
 def _reference_problems(binding: object) -> list[str]:
-  """Complaints about the parts that a bound value refers to."""
+  """Problems of the parts that a bound value refers to."""
   problems = []
   for reference in gin.config.iterate_references(binding):
     if not reference.evaluate:
-      continue  # A function, whose caller passes more arguments.
+      continue  # A function: its caller passes further arguments.
     # As in gin: a reference without a scope has that of its user.
     with gin.config_scope(reference.scopes or gin.current_scope()):
       selector = reference.configurable.selector
@@ -367,7 +390,7 @@ def _reference_problems(binding: object) -> list[str]:
 
 
 def _macro_value(value: object) -> object:
-  """What a macro stands for, through other macros; other values unchanged."""
+  """Resolves a macro, also through other macros; returns other values."""
   while _has_references(value) and str(value).startswith('%'):
     value = gin.query_parameter(str(value))
   return value
@@ -378,8 +401,79 @@ def _has_references(value: object) -> bool:
   return any(True for _ in gin.config.iterate_references(value))
 
 
+def _annotations(function: Callable[..., object]) -> dict[str, object]:
+  """The annotations of the arguments of a function or class, by name."""
+  if inspect.isclass(function) and '__init__' in vars(function):
+    function = function.__init__
+  return typing.get_type_hints(function)
+
+
+def _missing(
+    function: Callable[..., object], given: Collection[str]
+) -> list[str]:
+  """Arguments without a default that are not given."""
+  return [
+      name
+      for name, parameter in inspect.signature(function).parameters.items()
+      if parameter.default is parameter.empty
+      and parameter.kind
+      not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+      and name not in given
+  ]
+
+
+def _mismatch(value: object, annotation: object) -> str:
+  """Returns "must be an integer, found 'x'.", or '' for the right type."""
+  if _is_of_type(value, annotation):
+    return ''
+  return f'must be {_type_in_words(annotation)}, found {_shown(value)}.'
+
+
+def _is_of_type(value: object, annotation: object) -> bool:
+  """True if a value has an annotated type; an int is also a float.
+
+  Only classes, unions, sequences and callables are checked.
+  """
+  origin = typing.get_origin(annotation) or annotation
+  options = typing.get_args(annotation)
+  if origin in (typing.Union, types.UnionType):
+    return any(_is_of_type(value, option) for option in options)
+  if origin is collections.abc.Sequence:
+    return isinstance(value, (list, tuple)) and all(
+        _is_of_type(item, option) for option in options for item in value
+    )
+  if origin is collections.abc.Callable:
+    return callable(value)
+  if origin in (int, float):
+    allowed = (int,) if origin is int else (int, float)
+    return isinstance(value, allowed) and not isinstance(value, bool)
+  if annotation is Any or not isinstance(origin, type):
+    return True
+  return isinstance(value, origin)
+
+
+def _type_in_words(annotation: object) -> str:
+  """Returns an annotation in words: 'an integer or None'."""
+  origin = typing.get_origin(annotation) or annotation
+  if origin in (typing.Union, types.UnionType):
+    words = [
+        _type_in_words(argument)
+        for argument in typing.get_args(annotation)
+        if typing.get_origin(argument) is not os.PathLike
+    ]
+    return ' or '.join(dict.fromkeys(words))
+  return _TYPES.get(origin) or f'a {getattr(origin, "__name__", origin)}'
+
+
+def _shown(value: object) -> str:
+  """Returns a value on one line, without addresses."""
+  if isinstance(value, (bool, int, float, str, list, tuple, type(None))):
+    return repr(value)
+  return f'a {type(value).__name__}'
+
+
 def _name(function: Callable[..., object], name: str, binding: object) -> str:
-  """A user's name of an argument: its macro, if it is set by one."""
+  """Returns the name of an argument in messages: its macro, if it has one."""
   if str(binding).startswith('%'):
     return str(binding)[1:]
   module = function.__module__.rpartition('.')[2]
@@ -387,6 +481,6 @@ def _name(function: Callable[..., object], name: str, binding: object) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-  """` Did you mean X?` for the known name most like `name`, else nothing."""
+  """Returns ' Did you mean X?' for a similar known name, or ''."""
   close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
   return f' Did you mean {close[0]}?' if close else ''

@@ -22,7 +22,6 @@ FOLDERS = (
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
-        'arguments': (),
         'checks': (),
         'files': (),
         'rounding': (),
@@ -124,7 +123,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
     '__main__': (),
-    'config': ('gin', 'tff_asr.arguments', 'tff_asr.checks'),
+    'config': ('gin', 'tff_asr.checks'),
     'launch': ('absl', 'psutil', 'tff_asr.checks'),
 }
 
