@@ -373,7 +373,7 @@ class BadInputTest(parameterized.TestCase):
           ['a=no/a', 'no/b'],
           ['no/a has no config.gin', 'no/b has no config.gin'],
       ),
-      ('label_twice', 'report', ['a=x', 'a=y'], ["label 'a' comes twice"]),
+      ('label_twice', 'report', ['a=x', 'a=y'], ["label 'a' is given twice"]),
       ('num_worst', 'report', ['x', '--num_worst=-1'], ['num_worst']),
       ('erase_no_run', 'erase_secrets', [], ['--run is needed']),
       (

@@ -68,26 +68,26 @@ class ModelCardTest(absltest.TestCase):
     self.assertIn('from the model of the run `seed`', card)
     self.assertIn('`␣abc`', card)
     self.assertRegex(
-        card, r'\| test +\| trained .* \(private\) \| 2 +\| not told +\| not '
+        card, r'\| test +\| federated training \(private\) \| 2 +\| not public +\| not '
     )
-    self.assertRegex(card, r'\| dev +\| watched during training +\| not there')
-    self.assertIn('50.0 % of words wrong at the last', card)
+    self.assertRegex(card, r'\| dev +\| evaluation during training +\| missing')
+    self.assertIn('WER 50.0 % at the last', card)
     # 4 of 10 words; speakers 1/4 and 1/2.
-    self.assertIn('40.0 % of 10 words wrong, 2 speakers', card)
+    self.assertIn('WER 40.0 % on 10 words of 2 speakers', card)
     self.assertIn('median 37.5 %', card)
     self.assertIn('By gender, age or accent: not measured.', card)
     self.assertIn('NOT PRIVATE: epsilon is 1234.0', card)
     self.assertRegex(
         card, r'\| saved_model \| 1.50 \| 5 of 5 +\| 50.0 +\| \+25.0 '
     )
-    # Nobody is told where the files lie.
+    # The card does not show where files are stored.
     self.assertNotIn(self.root, card)
 
-  def test_amounts_of_data_are_told_where_nothing_is_promised(self):
+  def test_amounts_of_data_are_public_without_a_guarantee(self):
     card = self.card(privacy=run_folders.privacy(epsilon='inf'))
-    self.assertRegex(card, r'\| test +\| trained .* \(private\) \| 2 +\| 7 ')
+    self.assertRegex(card, r'\| test +\| federated training \(private\) \| 2 +\| 7 ')
 
-  def test_data_that_the_run_only_names_are_not_said_to_be_used(self):
+  def test_data_of_other_programs_are_left_out(self):
     folders = {
         name: repr(self.shards)
         for name in ('PRIVATE_DIR', 'TRAIN_DIR', 'DEV_DIR')
@@ -95,8 +95,8 @@ class ModelCardTest(absltest.TestCase):
     used = lambda card: re.findall(r'\| test +\| (\w[^|]*\w\)?) +\|', card)
     metrics = {'train_loss': {1: 2.0}}
     for unit, expected in (
-        ('NUM_ROUNDS', 'trained on federatedly (private)'),
-        ('NUM_STEPS', 'trained on'),
+        ('NUM_ROUNDS', 'federated training (private)'),
+        ('NUM_STEPS', 'training'),
     ):
       card = self.card(settings=folders | {unit: '2'}, metrics=metrics)
       self.assertEqual(used(card), [expected])
@@ -104,22 +104,22 @@ class ModelCardTest(absltest.TestCase):
         settings=folders | {'NUM_STEPS': '2'},
         metrics=metrics | {'dev_loss': {1: 3.0}},
     )
-    self.assertEqual(used(card), ['trained on', 'watched during training'])
+    self.assertEqual(used(card), ['training', 'evaluation during training'])
 
-  def test_of_protected_examples_their_number_alone_is_told(self):
+  def test_of_private_examples_only_their_number_is_public(self):
     settings = {'NUM_STEPS': '2', 'TRAIN_DIR': repr(self.shards)}
     row = lambda privacy: re.findall(
-        r'\| trained on +\| (.*) \|',
+        r'\| training +\| (.*) \|',
         re.sub(' +', ' ', self.card(settings=settings, privacy=privacy)),
     )
     own = run_folders.privacy(epsilon=3.0) | {'unit': 'example'}
     self.assertEqual(
         row(own | {'rounds': 2, 'inherited_rounds': 0}),
-        ['not told | 7 | not told'],
+        ['not public | 7 | not public'],
     )
     # Public data, after a seed that was trained with noise.
-    (told,) = row(own | {'rounds': 2, 'inherited_rounds': 2})
-    self.assertStartsWith(told, '2 | 7 | ')
+    (shown,) = row(own | {'rounds': 2, 'inherited_rounds': 2})
+    self.assertStartsWith(shown, '2 | 7 | ')
 
   def test_the_card_has_groups_of_test_speakers(self):
     card = self.card(
@@ -135,7 +135,7 @@ class ModelCardTest(absltest.TestCase):
     self.assertRegex(card, r'accent: c +\| 10.0 \(1\) +\|')
     self.assertNotIn('not measured', card)
 
-  def test_figures_of_private_speakers_are_marked(self):
+  def test_metrics_of_private_speakers_are_marked(self):
     data = client_data.load(self.shards)
     sources = [public_data.source(data, is_private=True)]
     warning = 'NOT PRIVATE: 2 of these speakers are private'
@@ -148,7 +148,7 @@ class ModelCardTest(absltest.TestCase):
     self.assertEqual(card.count(warning), 2)
     self.assertNotIn('could not be checked', card)
 
-  def test_what_a_run_says_of_itself_is_no_markup(self):
+  def test_texts_of_a_run_are_escaped(self):
     card = self.card(
         settings={
             'NUM_ROUNDS': '2',
@@ -162,13 +162,12 @@ class ModelCardTest(absltest.TestCase):
     # The fence is longer than what is in it.
     self.assertRegex(card, r'(?s)\n````\n.*```\n<script>.\n````\n')
 
-  def test_the_card_says_what_is_missing(self):
+  def test_missing_parts_are_named(self):
     card = self.card(settings={'NUM_STEPS': '2'}, metrics={'loss': {1: 2.0}})
     self.assertIn('1 steps of central training', card)
-    self.assertIn('names no folder of data', card)
+    self.assertIn('has no folder of data', card)
     self.assertIn('No test set: the run was not evaluated', card)
-    self.assertIn('NOT PRIVATE: the run has no privacy statement', card)
-    self.assertIn('Nothing says that the model was trained with', card)
+    self.assertIn('NOT PRIVATE: the run has no privacy report', card)
 
   def test_a_check_reads_as_a_line(self):
     self.assertRegex(

@@ -112,7 +112,7 @@ class TablesTest(cases.TestCase):
 
   @parameterized.parameters(
       (['a='], "'a=' has no run"),
-      (['a=x', 'a=y'], "the label 'a' comes twice"),
+      (['a=x', 'a=y'], "the label 'a' is given twice"),
       (['x', 'a=y'], 'x has no config.gin.*\n.*y has no config.gin'),
   )
   def test_bad_rows(self, texts, message):

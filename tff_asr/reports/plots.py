@@ -1,7 +1,7 @@
-"""Figures: of a report's runs, of plans, of experiments and of corpora.
+"""Plots of runs, privacy plans, experiments and corpora, with matplotlib.
 
-Functions of runs return None where no run has what they show. A run has one
-colour in all figures. Nothing goes through pyplot, which looks for a display.
+Plots of runs are None if no run has the metrics. A run has the same colour in
+all plots of a report. pyplot is not used, because it looks for a display.
 """
 
 import collections
@@ -31,9 +31,10 @@ _PANEL_HEIGHT = 3.2
 _LEGEND_COLUMNS = 5
 _MAX_NAMED_LAYERS = 60
 _POINTS_PER_DECADE = 6
-# How many times the population, until epsilon is useful.
+# Factors by which `epsilons_of_larger` extends the population.
 _GROWTHS = (10, 100, 1_000, 10_000, 100_000)
-_ENOUGH = 1.0
+# Epsilon below which larger populations are of no interest.
+_SMALL_EPSILON = 1.0
 _LINES = ('--', ':', '-.')
 
 Runs = Sequence[runs_lib.Run]
@@ -44,9 +45,9 @@ class Point(NamedTuple):
   """A measured word error rate of an experiment.
 
   Attributes:
-    x: Where: a number of a logarithmic axis, or a word of an axis of words.
+    x: A number on a logarithmic axis, or a category.
     rate: The word error rate.
-    deviation: Its standard deviation over random seeds; NaN: not known.
+    deviation: Its standard deviation over random seeds; NaN: unknown.
   """
 
   x: float | str
@@ -55,7 +56,7 @@ class Point(NamedTuple):
 
 
 def word_error_rates(runs: Runs) -> Optional[Figure]:
-  """Word error rate on the dev set, over rounds and steps."""
+  """Plots the word error rate on the dev set over rounds and steps."""
   return _over_time(
       runs,
       {'dev_word_error_rate': ''},
@@ -65,7 +66,7 @@ def word_error_rates(runs: Runs) -> Optional[Figure]:
 
 
 def losses(runs: Runs) -> Optional[Figure]:
-  """Loss in training and on the dev set, over rounds and steps."""
+  """Plots the loss in training and on the dev set over rounds and steps."""
   return _over_time(
       runs,
       {'dev_loss': 'dev set', 'train_loss': 'training (not private)'},
@@ -74,7 +75,7 @@ def losses(runs: Runs) -> Optional[Figure]:
 
 
 def epsilons(runs: Runs) -> Optional[Figure]:
-  """Epsilon of the ledger over rounds; runs without noise have none."""
+  """Plots the epsilon of the ledger over rounds."""
   figure = _over_time(runs, {'epsilon': ''}, label='epsilon spent (RDP)')
   if figure is None:
     return None
@@ -91,7 +92,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
 
 
 def norms(runs: Runs) -> Optional[Figure]:
-  """Norms of clients' updates before and after clipping, beside the clip."""
+  """Plots norms of clients' updates before and after clipping, and the clip."""
   return _panels(
       runs,
       {
@@ -104,7 +105,7 @@ def norms(runs: Runs) -> Optional[Figure]:
 
 
 def clipped(runs: Runs) -> Optional[Figure]:
-  """Share of clients, and of layers, that clipping changed."""
+  """Plots the shares of clients and of layers that clipping changed."""
   return _panels(
       runs,
       {
@@ -117,7 +118,7 @@ def clipped(runs: Runs) -> Optional[Figure]:
 
 
 def noise(runs: Runs) -> Optional[Figure]:
-  """Norm of the mean of clipped updates beside that of the noise on it."""
+  """Plots the norms of the mean of clipped updates and of its noise."""
   return _panels(
       runs,
       {
@@ -130,7 +131,7 @@ def noise(runs: Runs) -> Optional[Figure]:
 
 
 def layers(run: runs_lib.Run) -> Optional[Figure]:
-  """Norms of a run's layers before and after clipping, mean over its rounds."""
+  """Plots norms of layers before and after clipping, averaged over rounds."""
   before, after, shares = (
       _means(run.layers.get(name, {}))
       for name in ('layer_norm', 'clipped_layer_norm', 'layer_clipped')
@@ -164,7 +165,7 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
 
 
 def speakers(runs: Runs) -> Optional[Figure]:
-  """Word error rates of speakers from best to worst, the worst tenth marked."""
+  """Plots word error rates of speakers from best to worst."""
   shown = [run for run in runs if run.speakers]
   if not shown:
     return None
@@ -186,12 +187,13 @@ def speakers(runs: Runs) -> Optional[Figure]:
 
 
 def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
-  """Epsilons of a run's rounds in larger populations, by population.
+  """Extrapolates a run's epsilon to larger populations.
 
-  They keep the noise on the mean, the rounds and the share of clients a round,
-  and end where epsilon is useful. Runs with rounds of several kinds (their
-  ledgers go on from others'), without noise or with correlated noise are not
-  extrapolated.
+  The noise on the mean, the rounds and the sampling probability stay the same.
+
+  Returns:
+    Epsilon by population, until it is small; empty for runs whose ledger has
+    rounds of several kinds, without noise, or with correlated noise.
   """
   *others, group = run.privacy['groups']
   if others or not math.isfinite(run.epsilon) or not group['rounds']:
@@ -213,7 +215,7 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
   )
   found, last = {}, run.epsilon
   for growth in _GROWTHS:
-    if last <= _ENOUGH:
+    if last <= _SMALL_EPSILON:
       break
     (grown,) = epsilon_report.extrapolate(
         plan, cohort_sizes=[growth * sampling.cohort_size]
@@ -223,11 +225,11 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
 
 
 def privacy_utility(runs: Runs) -> Optional[Figure]:
-  """Word error rate against epsilon, as in the paper's Figure 1.
+  """Plots word error rate against epsilon.
 
-  See https://arxiv.org/abs/2310.00098. Where the population is too small for a
-  useful epsilon, larger ones are shown at the run's own word error rate. None
-  where no epsilon is finite.
+  As Figure 1 of https://arxiv.org/abs/2310.00098: where the population is too
+  small for a useful epsilon, larger ones are shown at the run's own word error
+  rate. None if no epsilon is finite.
   """
   measured = [
       (run, found) for run in runs if (found := _word_error_rate(run))
@@ -282,17 +284,16 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
 def epsilon_by_population(
     results: Sequence[epsilon_report.Result],
 ) -> Figure:
-  """Epsilon against population, a curve for each cohort and noise.
+  """Plots epsilon against population, with a curve for each cohort and noise.
 
-  A curve keeps its result's cohort, noise on the mean, rounds and delta. It
-  starts at the smallest population of its results, which are its marks; all end
-  at ten times the largest one.
+  Along a curve the cohort, the noise on the mean, the rounds and delta stay the
+  same. The results are marks on it.
 
   Args:
-    results: Each of one group of rounds, with finite epsilons.
+    results: Results with one group of rounds each.
 
   Raises:
-    ValueError: There is nothing to draw.
+    ValueError: No result has a finite epsilon.
   """
   curves, populations = {}, []
   for result in results:
@@ -304,7 +305,7 @@ def epsilon_by_population(
     if result.epsilon < math.inf:
       curves.setdefault(key, []).append(result)
   if not curves:
-    raise ValueError('there is no finite epsilon to draw.')
+    raise ValueError('there is no finite epsilon to plot.')
   last = 10 * max(populations)
   figure, axes = _figure(width=7, height=4.5)
   for (cohort_size, sigma_mean, rounds), marked in curves.items():
@@ -345,14 +346,14 @@ def plot_wer_vs(
     gaps: Mapping[float, confidence.Interval],
     label: str,
 ) -> Figure:
-  """Word error rates of an experiment along one axis.
+  """Plots word error rates of an experiment against one variable.
 
   Args:
-    series: Names (empty: no legend) to points, with bars of their deviations.
-    lines: Names to word error rates that are lines across.
-    gaps: Numbers on the axis to differences between two series there, which are
-      drawn beside with their intervals; empty: none.
-    label: Label of the axis.
+    series: Points by name (empty: not in the legend), with error bars.
+    lines: Word error rates by name, as horizontal lines.
+    gaps: Differences between two series, by number on the axis, which a second
+      panel shows with their intervals; empty: none.
+    label: Label of the variable.
   """
   figure, panels = _figure(
       1, 2 if gaps else 1, width=9.6 if gaps else 6.4, height=3.6, squeeze=False
@@ -367,8 +368,7 @@ def plot_wer_vs(
   )
   words = {x: number for number, x in enumerate(xs) if isinstance(x, str)}
   for number, (name, points) in enumerate(series.items()):
-    # Side by side where several have a point, so that bars do not hide each
-    # other.
+    # Shift points that share an x, so that error bars do not hide each other.
     shifts = [
         number - (len(series) - 1) / 2 if xs[x] > 1 else 0 for x, _, _ in points
     ]
@@ -411,13 +411,12 @@ def plot_grid(
     label: str,
     value_label: str,
 ) -> Figure:
-  """Panels of curves over one logarithmic axis, three in a row.
+  """Plots a grid of panels over one logarithmic axis, three in a row.
 
   Args:
-    panels: Titles to names of curves to their points, with bars of their
-      deviations.
-    label: Label of the axis.
-    value_label: Label of the values.
+    panels: By title, points by name of the curve, with error bars.
+    label: Label of the horizontal axes.
+    value_label: Label of the vertical axes.
   """
   num_rows = -(-len(panels) // 3)
   figure, grid = _figure(
@@ -440,7 +439,7 @@ def plot_grid(
           fmt='o-', markersize=3, capsize=2, label=name,
       )
     _set_log_axis(axes, xs, label='')
-  # The lowest of each column.
+  # The lowest panel of each column.
   for axes in used[-3:]:
     axes.set_xlabel(label)
     axes.tick_params(labelbottom=True)
@@ -450,12 +449,12 @@ def plot_grid(
 
 
 def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
-  """Writes a figure; the file's ending (.png, .svg, .pdf) is its format."""
+  """Writes a plot in the format of the file's ending (.png, .svg, .pdf)."""
   figure.savefig(path, dpi=dpi)
 
 
 def color_of(runs: Runs, run: runs_lib.Run) -> str:
-  """The colour of a run among runs, as `#rrggbb`."""
+  """Returns the colour of a run among runs, as `#rrggbb`."""
   number = list(runs).index(run)
   if len(runs) <= 10:
     rgb = matplotlib.colormaps['tab10'](number)
@@ -465,7 +464,7 @@ def color_of(runs: Runs, run: runs_lib.Run) -> str:
 
 
 def audio_by_client(folders: Sequence[str]) -> Figure:
-  """Histogram of clients by their audio, an outline for each corpus.
+  """Plots histograms of the audio of clients, one per corpus.
 
   Args:
     folders: Folders of shards.
@@ -476,7 +475,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
     corpus, clients, _ = index.read(folder)
     minutes[folder] = clients.num_samples / (60 * corpus.sample_rate_hz)
   everything = np.concatenate(list(minutes.values()))
-  # From the shortest to the longest: some have a second, some have days.
+  # Geometric, because clients have between seconds and days.
   edges = np.geomspace(0.99 * everything.min(), 1.01 * everything.max(), 41)
   for folder, values in minutes.items():
     name = os.path.basename(folder.rstrip('/'))
@@ -494,7 +493,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
 
 
 def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
-  """A run's word error rate and the set it is of: the test set if evaluated."""
+  """Returns a run's WER, on the test set if evaluated, and the set's name."""
   if run.speakers:
     return run.test_errors.rate, 'test set'
   last = run.last('dev_word_error_rate')
@@ -502,7 +501,7 @@ def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
 
 
 def _text(name: str) -> str:
-  """A name without formulas: what dollars enclose may be none."""
+  """Escapes dollars, which matplotlib would parse as formulas."""
   return name.replace('$', r'\$')
 
 
@@ -513,12 +512,12 @@ def _over_time(
     label: str,
     scale: float = 1.0,
 ) -> Optional[Figure]:
-  """Metrics by run; rounds and steps are two panels.
+  """Plots metrics by run; rounds and steps are two panels.
 
   Args:
     runs: The runs.
-    metrics: Names to what they are of; the first is drawn with marks, the
-      second pale.
+    metrics: Descriptions by name; the first is drawn with marks, the second
+      pale.
     label: Label of the values.
     scale: Factor of the values.
   """
@@ -535,7 +534,7 @@ def _over_time(
   figure, panels = _figure(1, len(shown), squeeze=False, sharey=True)
   for panel, (unit, found) in zip(panels[0], shown.items()):
     for run in found:
-      name = _text(run.name)  # Once in the legend.
+      name = _text(run.name)
       for metric, (style, alpha) in zip(metrics, (('o-', 1), ('-', 0.5))):
         if values := _finite(run, metric):
           rounds, heights = _points(values)
@@ -543,7 +542,7 @@ def _over_time(
               rounds, scale * np.array(heights), style, markersize=3,
               color=color_of(runs, run), alpha=alpha, label=name,
           )
-          name = None
+          name = None  # The legend shows a run once.
     panel.set_xlabel(
         f'{unit} ({"federated" if unit == "round" else "central"})'
     )
@@ -563,13 +562,13 @@ def _panels(
     label: str,
     scale: float = 1.0,
 ) -> Optional[Figure]:
-  """A panel a run, with several metrics over its rounds.
+  """Plots one panel per run, with several metrics over its rounds.
 
-  Exact metrics, which no privacy statement covers, are marked by their names.
+  Exact metrics, which the guarantee does not cover, are marked in the legend.
 
   Args:
-    runs: Those without the first metric are left out.
-    metrics: Names to texts and styles.
+    runs: Runs without the first metric are left out.
+    metrics: Descriptions and line styles by name.
     label: Label of the values.
     scale: 100 for shares in percent; 1 for norms, on a logarithmic axis.
   """
@@ -595,7 +594,7 @@ def _panels(
       })
       if rounds:
         is_exact = f'not_private/{name}' in run.metrics
-        # Thinner and thinner: no curve hides another that it lies on.
+        # Thinner each time, so that no curve hides one below it.
         panel.plot(
             rounds, scale * np.array(heights), style,
             label=f'{text} (not private)' if is_exact else text,
@@ -621,7 +620,7 @@ def _figure(
     height: float = _HEIGHT,
     **options,
 ) -> tuple[Figure, axes_lib.Axes | np.ndarray]:
-  """A figure and its panels, with grids."""
+  """Creates a figure and its panels, with grids."""
   figure = figure_lib.Figure(figsize=(width, height), layout='constrained')
   panels = figure.subplots(rows, columns, **options)
   for panel in np.atleast_1d(panels).flat:
@@ -630,7 +629,7 @@ def _figure(
 
 
 def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
-  """One legend for all panels, below them; each text once."""
+  """Adds one legend for all panels, below them."""
   handles = {}
   for panel in panels:
     for handle, text in zip(*panel.get_legend_handles_labels()):
@@ -649,12 +648,12 @@ def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
 def _set_log_axis(
     axes: axes_lib.Axes, xs: Iterable[float], *, label: str
 ) -> None:
-  """A logarithmic axis with marks at its numbers alone."""
+  """Makes an axis logarithmic, with ticks at its numbers only."""
   axes.set_xlabel(label)
   axes.set_xscale('log')
   marks: list[float] = []
   for x in sorted(xs):
-    # Labels of numbers that are closer would hide each other.
+    # Labels of closer numbers would overlap.
     if not marks or x > 1.08 * marks[-1]:
       marks.append(x)
   axes.set_xticks(marks, [f'{x:g}' for x in marks])
@@ -662,21 +661,21 @@ def _set_log_axis(
 
 
 def _finite(run: runs_lib.Run, name: str) -> dict[int, float]:
-  """A metric by round or step, where it is a finite number."""
+  """Returns the finite values of a metric by round or step."""
   values = run.metric(name).items()
   return {number: value for number, value in values if math.isfinite(value)}
 
 
 def _points(values: Mapping[float, float]) -> tuple[list[float], list[float]]:
-  """Places and values in order of the places."""
-  places = sorted(values)
-  return places, [values[place] for place in places]
+  """Returns keys and values, sorted by key."""
+  keys = sorted(values)
+  return keys, [values[key] for key in keys]
 
 
 def _by_population(
     results: Sequence[epsilon_report.Result],
 ) -> dict[int, float]:
-  """Populations to epsilons."""
+  """Returns epsilons by population."""
   return {
       result.rounds[0].sampling.population: result.epsilon
       for result in results
@@ -684,7 +683,7 @@ def _by_population(
 
 
 def _means(by_layer: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-  """The mean over rounds of each layer, where it is a number."""
+  """Returns the mean over rounds of each layer's finite values."""
   return {
       layer: float(np.mean(finite))
       for layer, values in by_layer.items()

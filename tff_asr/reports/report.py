@@ -1,9 +1,8 @@
-"""Report of runs: figures as PNG, and all of it as one HTML file.
+"""Writes a report of runs: plots as PNG files, and one HTML file with all.
 
-Figures are embedded and nothing is fetched, so that the file can be sent and
-kept. Whatever comes from runs is escaped. It shows transcripts, those of the
-worst utterances, because a user who evaluated a run on a data set asks for
-them; with `num_worst` 0 it shows none.
+Plots are embedded and nothing is fetched, so the file can be sent. Texts of
+runs are escaped. The report shows transcripts of the utterances with the most
+errors, unless `num_worst` is 0.
 """
 
 import base64
@@ -32,7 +31,7 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em;
 table { border-collapse: collapse; font-size: 0.9em; }
 th, td { padding: 0.25em 0.6em; border-bottom: 1px solid #ddd; }
 th, td { text-align: left; vertical-align: top; }
-td.figure { white-space: nowrap; }
+td.number { white-space: nowrap; }
 img { max-width: 100%; }
 pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
   font-size: 0.85em; }
@@ -45,14 +44,13 @@ pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
 .swatch { display: inline-block; width: 0.8em; height: 0.8em; }
 """
 _GROUPS = (
-    'Groups are what the corpus says of its speakers. Intervals are from a '
-    'bootstrap over the speakers of a group; one speaker has none, and those '
-    'of a few are too narrow. Groups may also differ in what was said and how '
-    'it was recorded.'
+    'Groups come from the attributes of speakers in the corpus. Intervals are '
+    'bootstraps over the speakers of a group; those of few speakers are too '
+    'narrow. Groups may also differ in their sentences and recordings.'
 )
 _TRANSCRIPTS = (
-    'People of the evaluated data set said these words: do not pass the page '
-    'on unless the data set may be. --num_worst=0 leaves them out.'
+    'These are transcripts of the evaluated data set: share this page only if '
+    'you may share the data set. --num_worst=0 leaves them out.'
 )
 
 
@@ -62,11 +60,11 @@ def write(
   """Writes the report of runs.
 
   Args:
-    rows: The runs, at least one row; the first is what the others' word error
-      rates are compared with.
-    output_dir: Gets report.html and the PNGs; may exist.
-    num_worst: Utterances of each run to show with their transcripts, those with
-      the most errors; 0 shows no transcript.
+    rows: The runs, at least one row; word error rates are compared with those
+      of the first.
+    output_dir: Receives report.html and the PNG files; may exist.
+    num_worst: Number of utterances of each run to show with their transcripts,
+      those with the most errors.
 
   Returns:
     The path of the HTML file.
@@ -126,7 +124,7 @@ def write(
 
 
 def _page(title: str, sections: dict[str, list[str]]) -> str:
-  """The whole file; sections without content are left out."""
+  """Returns the HTML; sections without content are left out."""
   body = [f'<h1>{title}</h1>']
   for heading, parts in sections.items():
     if any(parts):
@@ -143,7 +141,7 @@ def _page(title: str, sections: dict[str, list[str]]) -> str:
 
 
 def _picture(folder: str, name: str, figure: plots.Figure) -> str:
-  """Writes a figure to the folder as PNG, and embeds it."""
+  """Writes a plot to the folder as PNG; returns it as an HTML image."""
   png = io.BytesIO()
   plots.save(figure, png)
   with open(os.path.join(folder, f'{name}.png'), 'wb') as f:
@@ -157,7 +155,7 @@ def _note(text: str) -> str:
 
 
 def _table(table: tables.Table, *, note: str = '') -> str:
-  """A table with a remark; nothing if it has no line below its titles."""
+  """Returns a table with a note; empty without rows below the titles."""
   titles, *lines = table
   if not lines:
     return ''
@@ -171,13 +169,13 @@ def _table(table: tables.Table, *, note: str = '') -> str:
 
 
 def _cell(text: str) -> str:
-  """A table cell; one that begins with a number stays on one line."""
-  kind = 'figure' if re.match(r'[-+.\d]', text) else ''
+  """Returns a table cell; one that begins with a number is not wrapped."""
+  kind = 'number' if re.match(r'[-+.\d]', text) else ''
   return f'<td class="{kind}">{html.escape(text)}</td>'
 
 
 def _legend(runs: plots.Runs) -> str:
-  """The runs' names beside their colours."""
+  """Returns the runs' names with their colours."""
   if len(runs) == 1:
     return ''
   return '<p>' + ' &emsp; '.join(
@@ -188,7 +186,7 @@ def _legend(runs: plots.Runs) -> str:
 
 
 def _statement(run: runs_lib.Run) -> str:
-  """A run's privacy statement; nothing without one."""
+  """Returns a run's privacy report; empty without one."""
   if not run.statement:
     return ''
   is_private = run.privacy is not None and run.privacy['private']
@@ -207,7 +205,7 @@ def _configuration(run: runs_lib.Run) -> str:
 
 
 def _worst(runs: plots.Runs, num_worst: int) -> Iterator[str]:
-  """The utterances with the most errors, aligned."""
+  """Yields the utterances with the most errors, aligned."""
   evaluated = [run for run in runs if run.evaluation is not None]
   if not num_worst or not evaluated:
     return

@@ -1,7 +1,7 @@
 """Word errors by speaker and by group of speakers: gender, age, accent.
 
-Groups are what the corpus says of its speakers (`data.speakers`), as the
-evaluation kept it. Intervals resample the speakers of a group
+Groups come from the corpus's attributes of speakers (`data.speakers`), which
+the evaluation stores. Intervals are bootstraps over the speakers of a group
 (`metrics.confidence`).
 """
 
@@ -13,18 +13,18 @@ from tff_asr.metrics import word_errors
 from tff_asr.reports import runs as runs_lib
 
 NOT_KNOWN = 'not known'
-# Groups of an attribute that are shown; smaller ones are put together.
+# Number of groups of an attribute that are shown; smaller ones are merged.
 MAX_GROUPS = 12
 _WORST_SHARE = 0.1
 
 
 class Group(NamedTuple):
-  """Some of an evaluation's speakers.
+  """Word errors of a group of speakers.
 
   Attributes:
     rate: Word error rate over all their words.
     interval: Its 95 % interval; None for a single speaker.
-    num_speakers: Those with words.
+    num_speakers: Number of speakers with words.
   """
 
   rate: float
@@ -33,33 +33,32 @@ class Group(NamedTuple):
 
 
 def by_rate(run: runs_lib.Run) -> list[word_errors.WordErrors]:
-  """Errors of the speakers with words, the best understood speaker first."""
+  """Returns the errors of speakers with words, by increasing WER."""
   spoken = [errors for errors in run.speakers.values() if errors.words]
   return sorted(spoken, key=lambda errors: errors.rate)
 
 
 def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
-  """WER over all words of the tenth of speakers that are worst understood.
+  """Returns the WER over all words of the tenth of speakers with highest WER.
 
   Args:
-    errors: As `by_rate` sorts them; at least one. A tenth is one speaker at
-      least.
+    errors: As `by_rate` sorts them; at least one. A tenth is at least one
+      speaker.
   """
   count = max(1, round(_WORST_SHARE * len(errors)))
   return word_errors.total(errors[-count:]).rate
 
 
 def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
-  """The groups of an evaluation's speakers, in the order to show them.
+  """Groups an evaluation's speakers by attribute.
 
-  Those of an attribute come by falling number of speakers. Last come the groups
-  beyond `MAX_GROUPS` together, and `NOT_KNOWN`.
+  Groups of an attribute are sorted by decreasing number of speakers, followed
+  by the groups beyond `MAX_GROUPS`, merged, and `NOT_KNOWN`.
 
   Returns:
-    Groups by attribute and value; empty without an evaluation. Attributes of
-    which fewer than two groups have speakers with words are left out.
+    Groups by attribute and value; empty without an evaluation. Attributes with
+    fewer than two groups are left out.
   """
-  # Evaluations of before groups have no attributes.
   attributes = (run.evaluation or {}).get('attributes', {})
   known = {
       name: attributes.get(name, {})
@@ -87,7 +86,7 @@ def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
 
 
 def _group(errors: Sequence[word_errors.WordErrors]) -> Group:
-  """A group of speakers."""
+  """Computes the word errors of a group."""
   found = confidence.rate(
       [each.errors for each in errors], [each.words for each in errors]
   )

@@ -1,8 +1,13 @@
-"""Tables of runs, and the one way to print a table.
+"""Tables of runs, as Markdown.
 
-A row is a run, or several that differ in nothing but their random seed: their
-errors are averaged speaker by speaker. A table is a list of rows of cells, the
-first of which are the columns' titles.
+A row is a run, or several runs that differ in their random seed only: their
+errors are averaged speaker by speaker. A table is a list of rows of cells; the
+first row has the columns' titles.
+
+    >>> print(markdown([['run', 'WER %'], ['seed', '27.9']]))
+    | run  | WER % |
+    |------|-------|
+    | seed | 27.9  |
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +23,7 @@ from tff_asr.reports import speakers as speakers_lib
 
 Table = Sequence[Sequence[str]]
 
+# Names of runs and speakers may contain them.
 _CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
 
 
@@ -25,7 +31,7 @@ class Row(NamedTuple):
   """One row of a table.
 
   Attributes:
-    label: What the runs have in common.
+    label: Their common name.
     runs: At least one.
   """
 
@@ -34,17 +40,17 @@ class Row(NamedTuple):
 
   @property
   def first(self) -> runs_lib.Run:
-    """The run that stands for all where they are alike."""
+    """Returns the run that represents all where they do not differ."""
     return self.runs[0]
 
   @property
   def rates(self) -> list[float]:
-    """Word error rates of the runs that were evaluated."""
+    """Returns the word error rates of the evaluated runs."""
     return [run.test_errors.rate for run in self.runs if run.speakers]
 
   @property
   def words(self) -> dict[str, int]:
-    """Words of the evaluated speakers; empty if no run was evaluated.
+    """Returns words by evaluated speaker; empty if no run was evaluated.
 
     Raises:
       ValueError: Only some of the runs were evaluated, or on other speakers.
@@ -62,33 +68,34 @@ class Row(NamedTuple):
 
   @property
   def errors(self) -> list[float]:
-    """Mean word errors of the evaluated speakers, in the order of `words`."""
+    """Returns mean word errors of the speakers, in the order of `words`."""
     return [
         statistics.fmean(run.speakers[name].errors for run in self.runs)
         for name in self.words
     ]
 
   def last(self, name: str) -> Optional[float]:
-    """Mean of a metric's last values; None if a run never released it."""
+    """Returns the mean of a metric's last values; None if a run has none."""
     return _mean([run.last(name) for run in self.runs])
 
   def result(self, name: str) -> Any:
-    """A field of the first run's results; None if it has not ended."""
+    """Returns a field of the first run's results.json; None if missing."""
     return (self.first.results or {}).get(name)
 
 
 def parse(
     texts: Sequence[str], *, evaluation: str = runs_lib.EVALUATION
 ) -> list[Row]:
-  """Reads the rows that texts name.
+  """Reads the rows that command-line arguments name.
 
   Args:
-    texts: RUN, or LABEL=RUN,RUN: folders, with a label that may hold equals
-      signs.
-    evaluation: The file that an evaluation wrote in the folders.
+    texts: RUN or LABEL=RUN,RUN, where RUN is a folder. The label may contain
+      equals signs.
+    evaluation: Name of the file that an evaluation wrote in the folders.
 
   Raises:
-    ValueError: A text names no run, a label comes twice, or as `runs.read`.
+    ValueError: An argument names no run, a label is repeated, or as
+      `runs.read`.
   """
   paths = {}
   for text in texts:
@@ -98,7 +105,7 @@ def parse(
       raise ValueError(f'{text!r} has no run: give RUN or LABEL=RUN,RUN.')
     label = label or ', '.join(named)
     if label in paths:
-      raise ValueError(f'the label {label!r} comes twice.')
+      raise ValueError(f'the label {label!r} is given twice.')
     paths[label] = named
   flat = [path for named in paths.values() for path in named]
   found = iter(runs_lib.read(flat, evaluation=evaluation))
@@ -110,10 +117,10 @@ def parse(
 
 
 def overview(rows: Sequence[Row]) -> Table:
-  """A row each, in columns that are not all empty; differences from the first.
+  """Returns the table of runs, without empty columns.
 
-  Differences are paired bootstraps over speakers: they do not hold what another
-  random seed would change.
+  Differences from the first row are paired bootstraps over speakers. Their
+  intervals do not cover the variation over random seeds.
   """
   cells = []
   for row in rows:
@@ -138,15 +145,16 @@ def overview(rows: Sequence[Row]) -> Table:
 def linear_contrast(
     terms: Sequence[tuple[Row, float, float]],
 ) -> confidence.Interval:
-  """A weighted sum of word error rates, and its interval.
+  """Estimates a weighted sum of word error rates, with its interval.
 
-  Unlike `overview`'s, the interval holds what another random seed would change.
+  Unlike `overview`'s, the interval covers the variation over random seeds.
 
   Args:
-    terms: A row, its weight, and the variance of its rate over random seeds.
+    terms: Rows with their weights, and the variances of their rates over random
+      seeds.
 
   Raises:
-    ValueError: The rows were evaluated on different speakers, or on one alone.
+    ValueError: The rows were evaluated on different speakers, or on only one.
   """
   words = terms[0][0].words
   for row, _, _ in terms:
@@ -165,7 +173,7 @@ def linear_contrast(
 
 
 def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
-  """Spread of word error rates over speakers, a row an evaluated run."""
+  """Returns the spread of word error rates over speakers, by run."""
   titles = ('speakers', 'best', 'median', 'worst tenth', 'worst')
   cells = [['WER by speaker, %', *titles]]
   for run in runs:
@@ -178,21 +186,21 @@ def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
 
 
 def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
-  """Word error rates of groups of speakers, one column per run."""
+  """Returns word error rates of groups of speakers, one column per run."""
   by_run = [speakers_lib.groups(run) for run in runs]
   labels = dict.fromkeys(label for found in by_run for label in found)
   return [
       ['WER by group, % (95 %; speakers)', *(run.name for run in runs)],
       *(
           [': '.join(label), *(_group(found.get(label)) for found in by_run)]
-          # The runs' orders, with all values of an attribute together.
+          # Stable: within an attribute, the order of the runs.
           for label in sorted(labels, key=lambda label: label[0])
       ),
   ]
 
 
 def settings(runs: Sequence[runs_lib.Run]) -> Table:
-  """The settings in which runs differ."""
+  """Returns the settings in which runs differ."""
   found = {
       name: [run.settings.get(name, '') for run in runs]
       for name in sorted({name for run in runs for name in run.settings})
@@ -204,17 +212,13 @@ def settings(runs: Sequence[runs_lib.Run]) -> Table:
 
 
 def plain(text: str) -> str:
-  """A text that is no markup in Markdown, and moves no terminal's cursor.
-
-  Names may be a stranger's: tags, links (an image is fetched when the page is
-  looked at), cells and control characters are made harmless.
-  """
+  """Escapes Markdown and HTML, and removes control characters."""
   shown = _CONTROL.sub(' ', text)
   return re.sub(r'[\\|<]', r'\\\g<0>', shown).replace('](', ']\\(')
 
 
 def markdown(table: Table) -> str:
-  """A table of plain texts as Markdown; readable in a terminal, too."""
+  """Formats a table as Markdown with aligned columns; escapes the cells."""
   cells = [list(map(plain, line)) for line in table]
   widths = [max(map(len, column)) for column in zip(*cells)]
   lines = [
@@ -225,31 +229,31 @@ def markdown(table: Table) -> str:
 
 
 def percent(rate: Optional[float]) -> str:
-  """A rate in percent; empty for None."""
+  """Formats a rate in percent; empty for None."""
   return '' if rate is None else f'{100 * rate:.1f}'
 
 
 def number(value: Optional[float]) -> str:
-  """A figure with three digits; empty for None."""
+  """Formats a number with three digits; empty for None."""
   if value is None or math.isnan(value):
     return ''
   return f'{value:.3g}' if abs(value) < 1000 else f'{value:,.0f}'
 
 
 def interval(found: confidence.Interval) -> str:
-  """A difference of rates in points, with its interval."""
+  """Formats a difference of rates in points, with its interval."""
   estimate, low, high = (100 * value for value in found)
   return f'{estimate:+.1f} ({low:+.1f} to {high:+.1f})'
 
 
 def epsilon(row: Row) -> str:
-  """The largest epsilon of a row's runs; empty without a privacy statement."""
+  """Formats the largest epsilon of a row's runs; empty without any."""
   known = [run.epsilon for run in row.runs if run.epsilon is not None]
   return statement.number(max(known)) if known else ''
 
 
 def rate(row: Row) -> str:
-  """The mean word error rate in percent, with its deviation over the runs."""
+  """Formats the mean word error rate, with its deviation over the runs."""
   if not row.words:
     return ''
   shown = percent(sum(row.errors) / sum(row.words.values()))
@@ -259,7 +263,7 @@ def rate(row: Row) -> str:
 
 
 def megabytes_per_round(row: Row) -> str:
-  """Megabytes of a client in a round."""
+  """Formats the megabytes that a client downloads and uploads in a round."""
   found = row.result('bytes_per_client_and_round')
   if not found:
     return ''
@@ -268,7 +272,7 @@ def megabytes_per_round(row: Row) -> str:
 
 
 def seconds(row: Row) -> str:
-  """Seconds of training, mean of the runs; empty if they are not known."""
+  """Formats the mean seconds of training; empty if unknown."""
   found = _mean([(run.results or {}).get('seconds') for run in row.runs])
   return _show(found, ',.0f')
 
@@ -282,7 +286,7 @@ def _kind(row: Row) -> str:
 
 
 def _progress(row: Row) -> str:
-  """Rounds or steps that all of the runs have done."""
+  """Rounds or steps that all runs have completed."""
   least = min(run.num_done for run in row.runs)
   is_over = all(run.results for run in row.runs)
   return f'{least:,}' if is_over else f'{least:,}, not ended'
@@ -296,7 +300,7 @@ def _private(row: Row) -> str:
 
 
 def _cohort(row: Row) -> str:
-  """Clients a round, of how many."""
+  """Cohort size and population."""
   rounds = row.first.rounds
   if not rounds:
     return ''
@@ -304,7 +308,7 @@ def _cohort(row: Row) -> str:
 
 
 def _masked_accuracy(row: Row) -> str:
-  """Accuracy of pre-training, beside that of always predicting one label."""
+  """Accuracy of pre-training, and of always predicting one label."""
   accuracy, other = row.last('dev_accuracy'), row.last('dev_most_frequent')
   if accuracy is None or other is None:
     return ''
@@ -312,7 +316,7 @@ def _masked_accuracy(row: Row) -> str:
 
 
 def _labels_predicted(row: Row) -> str:
-  """How many labels pre-training uses, as if evenly."""
+  """Perplexity of the labels that pre-training predicts."""
   predicted = row.last('dev_prediction_perplexity')
   known = row.last('dev_label_perplexity')
   if predicted is None or known is None:
@@ -321,7 +325,7 @@ def _labels_predicted(row: Row) -> str:
 
 
 def _step_seconds(row: Row) -> str:
-  """Median of the first run, without its first step and evaluated ones."""
+  """Median seconds of the first run, without step 1 and evaluations."""
   by_step = row.first.metric('seconds')
   evaluated = row.first.metric('dev_loss')
   plain = [v for k, v in by_step.items() if k > 1 and k not in evaluated]
@@ -349,6 +353,7 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 
 _DIFFERENCE = 'minus {first} (95 %)'
+# Columns of `overview`: titles to functions that format a row's cell.
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'kind': _kind,
     'rounds or steps': _progress,
@@ -368,4 +373,3 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     's a round or step': _step_seconds,
     'seconds': seconds,
 }
-"""Columns of `overview`: titles to what they show of a row."""
