@@ -211,22 +211,11 @@ def export(
     raise ValueError(
         f'{output_dir} contains an export already: use another output_dir.'
     )
-  utterances = list(
-      itertools.islice(
-          (
-              utterance
-              for utterance in _utterances(client_data)
-              if len(utterance.waveform) <= recognizer.window_samples
-          ),
-          num_utterances,
-      )
+  utterances = _read_utterances(
+      client_data,
+      num_utterances=num_utterances,
+      max_samples=recognizer.window_samples,
   )
-  if not utterances:
-    window_sec = recognizer.window_samples / schema.SAMPLE_RATE_HZ
-    raise ValueError(
-        'all utterances of the data are longer than what the model decodes at '
-        f'once, {window_sec:.1f} s: check the export on others.'
-    )
   tokens = recognizer.pipeline.tokenizer.tokens
   expected = [
       recognition.text
@@ -238,13 +227,13 @@ def export(
       weights=recognizer.weights,
       tokens=tokens,
   )
-  path = os.path.join(output_dir, SAVED_MODEL)
+  saved_path = os.path.join(output_dir, SAVED_MODEL)
   tf.saved_model.save(
-      exported, path, signatures={'serving_default': exported.transcribe}
+      exported, saved_path, signatures={'serving_default': exported.transcribe}
   )
   saved = _check(
-      path,
-      texts=saved_model_texts(path, utterances),
+      saved_path,
+      texts=saved_model_texts(saved_path, utterances),
       expected=expected,
       utterances=utterances,
   )
@@ -252,16 +241,16 @@ def export(
       _MAX_DIFFERENT * saved.num_utterances
   ):
     raise ValueError(
-        f'{path} has the same transcript as the checkpoint in only '
+        f'{saved_path} has the same transcript as the checkpoint in only '
         f'{saved.num_same} of {saved.num_utterances} utterances.'
     )
-  path = os.path.join(output_dir, TFLITE)
-  files.write(path, _convert(exported))
+  lite_path = os.path.join(output_dir, TFLITE)
+  files.write(lite_path, _convert(exported))
   lite = _check(
-      path,
+      lite_path,
       texts=[
           recognizer.pipeline.tokenizer.decode(ids).strip()
-          for ids in tflite_tokens(path, utterances)
+          for ids in tflite_tokens(lite_path, utterances)
       ],
       expected=expected,
       utterances=utterances,
@@ -329,6 +318,28 @@ def _convert(exported: ExportedRecognizer) -> bytes:
         "the model cannot be converted with TFLite's built-in ops: "
         f'{str(e).strip().splitlines()[0]}'
     ) from e
+
+
+def _read_utterances(
+    client_data: tff.simulation.datasets.ClientData,
+    *,
+    num_utterances: int,
+    max_samples: int,
+) -> list[Utterance]:
+  """Reads the first utterances that are not too long; ValueError for none."""
+  short = (
+      utterance
+      for utterance in _utterances(client_data)
+      if len(utterance.waveform) <= max_samples
+  )
+  utterances = list(itertools.islice(short, num_utterances))
+  if not utterances:
+    raise ValueError(
+        'all utterances of the data are longer than the window that the model '
+        f'decodes at once, {max_samples / schema.SAMPLE_RATE_HZ:.1f} s: check '
+        'the export on other data.'
+    )
+  return utterances
 
 
 def _utterances(

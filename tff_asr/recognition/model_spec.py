@@ -16,7 +16,6 @@ import importlib
 from importlib import machinery
 import os
 import sys
-from typing import Any
 
 from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
@@ -31,7 +30,7 @@ from tff_asr.storage import tensor_file
 from tff_asr.text import tokenizer
 
 # None of these touches a file or the operating system.
-BUILDERS: Mapping[str, Callable[..., Any]] = {
+BUILDERS: Mapping[str, Callable[..., object]] = {
     f'{builder.__module__}.{builder.__qualname__}': builder
     for builder in (
         conformer.build,
@@ -86,7 +85,7 @@ def read(
   return model, pipeline
 
 
-def _build(value: tensor_file.Json, *, trust_code: str | None) -> Any:
+def _build(value: tensor_file.Json, *, trust_code: str | None) -> object:
   """Builds a value of model_spec.json, and those inside it."""
   build = functools.partial(_build, trust_code=trust_code)
   match value:
@@ -106,13 +105,14 @@ def _build(value: tensor_file.Json, *, trust_code: str | None) -> Any:
 
 
 def _arguments(
-    given: dict[str, tensor_file.Json], build: Callable[..., Any]
-) -> dict[str, Any]:
+    given: dict[str, tensor_file.Json],
+    build: Callable[[tensor_file.Json], object],
+) -> dict[str, object]:
   """Builds a builder's arguments."""
   return {name: build(value) for name, value in given.items()}
 
 
-def _builder(name: str, trust_code: str | None) -> Callable[..., Any]:
+def _builder(name: str, trust_code: str | None) -> Callable[..., object]:
   """Returns the function of a full name, if it may be called."""
   if name in BUILDERS:
     return BUILDERS[name]

@@ -72,13 +72,13 @@ def transcribe(
   """
   checks.one_of(FORMATS, output_format=output_format)
   sources = find(paths)
-  if output_dir is None and output_format == 'srt' and len(sources) > 1:
-    raise ValueError(
-        f'{len(sources)} files need one SRT each: give an --output_dir.'
-    )
   if output_dir is not None:
     checks.output_folders(output_dir=output_dir)
     _check_stems(sources)
+  elif output_format == 'srt' and len(sources) > 1:
+    raise ValueError(
+        f'{len(sources)} files need one SRT each: give an --output_dir.'
+    )
   errors, others = [], []
   stems = {source.path: source.stem for source in sources}
   done = []
@@ -97,14 +97,7 @@ def transcribe(
         files.write_text(
             path, render([recognition], output_format=output_format)
         )
-  if others:
-    shown = ', '.join(others[:5]) + (', ...' if len(others) > 5 else '')
-    if len(others) == len(sources):
-      raise ValueError(f'No audio in {shown}.')
-    logging.warning(
-        'Left out %d of %d files in folders, which contain no audio: %s.',
-        len(others), len(sources), shown,
-    )
+  _report_others(others, num_files=len(sources))
   text = None
   if output_dir is None and (done or not errors):
     text = render(done, output_format=output_format, named=len(sources) > 1)
@@ -226,6 +219,19 @@ def _waveforms(
         errors.append(e)
       else:
         others.append(source.path)
+
+
+def _report_others(paths: Sequence[str], *, num_files: int) -> None:
+  """Warns of files without audio; ValueError if there are no other files."""
+  if not paths:
+    return
+  shown = ', '.join(paths[:5]) + (', ...' if len(paths) > 5 else '')
+  if len(paths) == num_files:
+    raise ValueError(f'No audio in {shown}.')
+  logging.warning(
+      'Left out %d of %d files in folders, which contain no audio: %s.',
+      len(paths), num_files, shown,
+  )
 
 
 def _check_stems(sources: Sequence[Source]) -> None:

@@ -24,7 +24,7 @@ import os
 import secrets
 import socketserver
 import threading
-from typing import Any
+from typing import TypedDict
 import unicodedata
 from urllib import parse
 
@@ -43,6 +43,21 @@ Recognize = Callable[
     [Iterable[tuple[str, np.ndarray]]], Iterator[recognizer_lib.Recognition]
 ]
 """A `Recognizer`, or a function like it."""
+
+
+class Comparison(TypedDict, total=False):
+  """A hypothesis aligned with a reference; see `compare`."""
+  text: str
+  pairs: list[word_errors.Pair] | None
+  errors: int
+  words: int
+
+
+class Transcripts(TypedDict):
+  """Answer to a recording; one hypothesis per run."""
+  seconds: float
+  hypotheses: list[Comparison]
+
 
 _PAGE = os.path.join(os.path.dirname(__file__), 'demo.html')
 # Scripts and styles are those of the page; a recording is played from memory,
@@ -94,7 +109,7 @@ class Server(socketserver.ThreadingTCPServer):
   def url(self) -> str:
     return f'http://{HOST}:{self.server_address[1]}/'
 
-  def transcribe(self, recording: bytes, *, reference: str) -> dict[str, Any]:
+  def transcribe(self, recording: bytes, *, reference: str) -> Transcripts:
     """Transcribes an audio file with the model of each run.
 
     Raises:
@@ -112,7 +127,7 @@ class Server(socketserver.ThreadingTCPServer):
     }
 
 
-def describe(row: tables.Row) -> dict[str, Any]:
+def describe(row: tables.Row) -> dict[str, str | bool]:
   """Returns the page's description of a run; texts are empty if unknown."""
   run = row.first
   return {
@@ -127,7 +142,7 @@ def describe(row: tables.Row) -> dict[str, Any]:
   }
 
 
-def compare(reference: str, hypothesis: str) -> dict[str, Any]:
+def compare(reference: str, hypothesis: str) -> Comparison:
   """Aligns a hypothesis with the reference, if there is one.
 
   Case and punctuation do not count, because models differ in them.
@@ -249,7 +264,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     )
 
   def _send_json(
-      self, value: Any, *, status: http.HTTPStatus = http.HTTPStatus.OK
+      self,
+      value: Mapping[str, object],
+      *,
+      status: http.HTTPStatus = http.HTTPStatus.OK,
   ) -> None:
     self._send(json.dumps(value), kind='application/json', status=status)
 

@@ -388,21 +388,30 @@ def plot_wer_vs(
   else:
     _set_log_axis(axes, xs, label=label)
   if gaps:
-    axes = panels[0, 1]
-    axes.errorbar(
-        list(gaps),
-        [100 * gap.estimate for gap in gaps.values()],
-        yerr=[
-            [100 * (gap.estimate - gap.low) for gap in gaps.values()],
-            [100 * (gap.high - gap.estimate) for gap in gaps.values()],
-        ],
-        fmt='o-', markersize=4, capsize=3, color='black',
-    )
-    axes.axhline(0, color='gray', linewidth=1)
-    axes.set_ylabel('gap in points of WER (95 %)')
-    _set_log_axis(axes, gaps, label=label)
+    _plot_gaps(panels[0, 1], gaps, label=label)
   _legend(figure, [panels[0, 0]])
   return figure
+
+
+def _plot_gaps(
+    axes: axes_lib.Axes,
+    gaps: Mapping[float, confidence.Interval],
+    *,
+    label: str,
+) -> None:
+  """Plots differences of word error rates with their intervals."""
+  axes.errorbar(
+      list(gaps),
+      [100 * gap.estimate for gap in gaps.values()],
+      yerr=[
+          [100 * (gap.estimate - gap.low) for gap in gaps.values()],
+          [100 * (gap.high - gap.estimate) for gap in gaps.values()],
+      ],
+      fmt='o-', markersize=4, capsize=3, color='black',
+  )
+  axes.axhline(0, color='gray', linewidth=1)
+  axes.set_ylabel('gap in points of WER (95 %)')
+  _set_log_axis(axes, gaps, label=label)
 
 
 def plot_grid(

@@ -75,12 +75,23 @@ def write(
   checks.non_negative_int(num_worst=num_worst)
   checks.output_folders(output_dir=output_dir)
   os.makedirs(output_dir, exist_ok=True)
+  sections = _sections(rows, output_dir=output_dir, num_worst=num_worst)
+  path = os.path.join(output_dir, PAGE)
+  title = 'Report of ' + ', '.join(row.label for row in rows)
+  files.write_text(path, _page(html.escape(title), sections))
+  return path
+
+
+def _sections(
+    rows: Sequence[tables.Row], *, output_dir: str, num_worst: int
+) -> dict[str, list[str]]:
+  """Returns the sections in HTML by heading, and writes their plots."""
   runs = [run for row in rows for run in row.runs]
 
   def picture(name: str, figure: Optional[plots.Figure]) -> str:
     return '' if figure is None else _picture(output_dir, name, figure)
 
-  sections = {
+  return {
       'Runs': [
           _table([list(line) for line in zip(*tables.overview(rows))]),
           _legend(runs),
@@ -117,10 +128,6 @@ def write(
           *map(_configuration, runs),
       ],
   }
-  path = os.path.join(output_dir, PAGE)
-  title = 'Report of ' + ', '.join(row.label for row in rows)
-  files.write_text(path, _page(html.escape(title), sections))
-  return path
 
 
 def _page(title: str, sections: dict[str, list[str]]) -> str:

@@ -10,7 +10,7 @@ import functools
 import glob
 import os
 import re
-from typing import Any, Optional
+from typing import Any, Never, Optional, TypedDict
 
 import tensorflow as tf
 
@@ -19,10 +19,44 @@ from tff_asr import files
 from tff_asr.metrics import word_errors
 from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
+from tff_asr.storage import tensor_file
 
 EVALUATION = 'test.json'
 
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
+
+class Rounds(TypedDict):
+  """Rounds of one kind in privacy.json."""
+  kind: str
+  cohort_size: int
+  population: int
+  noise_multiplier: float
+  rounds: int
+
+
+class Privacy(TypedDict):
+  """Fields of privacy.json that reports use."""
+  private: bool
+  delta: float
+  epsilon: float | str  # 'inf', because JSON has no infinity.
+  groups: list[Rounds]
+
+
+class Hypothesis(TypedDict):
+  """An evaluated utterance in test.json."""
+  client_id: str
+  utterance_id: str
+  reference: str
+  text: str
+
+
+class Evaluation(TypedDict):
+  """Fields of test.json; counts of word errors and attributes by speaker."""
+  speakers: dict[str, dict[str, int]]
+  hypotheses: list[Hypothesis]
+  attributes: dict[str, dict[str, str]]
+  private: dict[str, int | bool]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
@@ -47,10 +81,10 @@ class Run:
   configuration: str
   settings: Mapping[str, str]
   metrics: Mapping[str, Mapping[int, float]]
-  results: Optional[Mapping[str, Any]] = None
-  privacy: Optional[Mapping[str, Any]] = None
+  results: Optional[Mapping[str, tensor_file.Json]] = None
+  privacy: Optional[Privacy] = None
   statement: str = ''
-  evaluation: Optional[Mapping[str, Any]] = None
+  evaluation: Optional[Evaluation] = None
   speakers: Mapping[str, word_errors.WordErrors] = dataclasses.field(
       default_factory=dict
   )
@@ -71,7 +105,7 @@ class Run:
     return None if self.privacy is None else float(self.privacy['epsilon'])
 
   @property
-  def rounds(self) -> Mapping[str, Any]:
+  def rounds(self) -> Rounds | dict[str, Never]:
     """Returns the last rounds of its privacy report; empty without one."""
     groups = (self.privacy or {}).get('groups')
     return groups[-1] if groups else {}
@@ -164,7 +198,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
 
 
 def _speakers(
-    evaluation: Optional[Mapping[str, Any]], path: str
+    evaluation: Optional[Evaluation], path: str
 ) -> dict[str, word_errors.WordErrors]:
   """Returns the word errors of an evaluation's speakers, sorted by name."""
   if evaluation is None:
@@ -198,7 +232,7 @@ def _text(path: str) -> str:
   return files.read(path).decode(errors='replace')
 
 
-def _json(folder: str, name: str) -> dict[str, Any] | None:
+def _json(folder: str, name: str) -> Any:
   """Reads a JSON file of a folder; None without the file."""
   path = os.path.join(folder, name)
   if not os.path.exists(path):

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 import math
 import re
 import statistics
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from tff_asr.metrics import confidence
 from tff_asr.privacy import statement
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
+from tff_asr.storage import tensor_file
 
 Table = Sequence[Sequence[str]]
 
@@ -78,7 +79,7 @@ class Row(NamedTuple):
     """Returns the mean of a metric's last values; None if a run has none."""
     return _mean([run.last(name) for run in self.runs])
 
-  def result(self, name: str) -> Any:
+  def result(self, name: str) -> tensor_file.Json:
     """Returns a field of the first run's results.json; None if missing."""
     return (self.first.results or {}).get(name)
 
