@@ -96,7 +96,7 @@ class ClientPrograms(NamedTuple):
     """
     leaves = []
     for is_variable in self.work.in_place:
-      leaf = accumulator.pop(0)
+      leaf = accumulator.pop(0)  # No other reference may keep it alive.
       leaves.append(graph.make_variable(leaf) if is_variable else leaf)
     return leaves
 
@@ -218,6 +218,7 @@ def _compile(
 
 def _compile_at_server(comp: tff.Computation) -> ServerProgram:
   """Compiles a computation without clients."""
+  # Plain TensorFlow is compiled already.
   block = comp.to_building_block()
   if not isinstance(block, tff.framework.CompiledComputation):
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
@@ -357,6 +358,7 @@ def _split_draw(
     draws += [f'{node.name}:{index}' for index in range(len(outputs))]
     names += [name for name, _ in outputs]
     specs += [spec for _, spec in outputs]
+  # `draw` runs before the clients' sum exists, so it takes S only.
   servers = update.inputs[:num_servers], update.specs[:num_servers]
   draw = dataclasses.replace(
       update,
@@ -453,6 +455,7 @@ def _without_exact(
   return graph.Program((
       dataclasses.replace(
           merge,
+          # Its inputs are the leaves of two accumulators.
           inputs=tuple(_ordered(merge.inputs, 2 * is_exact)),
           outputs=tuple(_ordered(merge.outputs, is_exact)),
           specs=tuple(_ordered(merge.specs, 2 * is_exact)),

@@ -15,6 +15,7 @@ import threading
 
 import tensorflow as tf
 
+# Collective operations of a process are told apart by such keys.
 _keys = itertools.count(1)
 
 
@@ -36,7 +37,7 @@ class OrderedSum:
   def add(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
     """Adds a group's result. It may be added again; the first one counts."""
     with self._lock:
-      if number >= self._next:
+      if number >= self._next:  # Else it comes again, from another worker.
         self._waiting[number] = leaves
       while self._next in self._waiting:
         leaves = self._waiting.pop(self._next)

@@ -108,7 +108,10 @@ def group_clients(
             f'costs must be finite and at least 0, found {cost!r} for the '
             f'client at position {position}.'
         )
+    # Sorting is stable, so ties keep the order of the cohort.
     order.sort(key=lambda position: -costs[position])
+  # Each group's sum waits for its turn to be added, so fewer groups take less
+  # memory, and less is sent.
   size = -(-num_clients // _MAX_LARGE_GROUPS) if is_large else 1
   return [
       ClientGroup(number, tuple(order[start : start + size]))
@@ -165,6 +168,7 @@ class Scheduler(Generic[Value]):
     own = self._tasks[worker]
     if any(isinstance(task, FlushSum) for task in own):
       return None  # The next group belongs to the next running sum.
+    # Lost groups come first, by number: ordered sums may wait for them.
     if self._again:
       return self._groups[heapq.heappop(self._again)]
     if self._num_dealt < len(self._groups):

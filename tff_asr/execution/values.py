@@ -86,7 +86,7 @@ def _leaf_specs(type_spec: tff.Type) -> list[tf.TensorSpec]:
         for spec in _leaf_specs(field)
     ]
   if isinstance(type_spec, tff.SequenceType):
-    return [tf.TensorSpec([], tf.variant)]
+    return [tf.TensorSpec([], tf.variant)]  # A dataset's handle in graphs.
   if isinstance(type_spec, tff.TensorType):
     return [_tensor_spec(type_spec)]
   raise ValueError(
@@ -217,6 +217,7 @@ def _to_variant(
         f'{name} must be a tf.data.Dataset or a list of its elements, found '
         f'{type(value).__name__}.'
     )
+  # Containers may differ: a list fits a tuple, a dict an OrderedDict.
   specs, found = map(tf.nest.flatten, (element_spec, value.element_spec))
   if len(specs) != len(found) or not all(
       spec.is_compatible_with(other) for spec, other in zip(specs, found)
@@ -275,6 +276,7 @@ def _pack(type_spec: tff.Type, leaves: Iterator[tf.Tensor]) -> Any:
   leaf = next(leaves)
   if isinstance(type_spec, tff.SequenceType):
     return tf.data.experimental.from_variant(leaf, _element_spec(type_spec))
+  # As TFF's own runtime returns them: users compare and print such values.
   if leaf.shape.rank == 0 or leaf.dtype == tf.string:
     return leaf.numpy()
   return leaf
