@@ -37,7 +37,8 @@ class OrderedSum:
   def add(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
     """Adds a group's result. It may be added again; the first one counts."""
     with self._lock:
-      if number >= self._next:  # Else it comes again, from another worker.
+      # A smaller number comes again, from another worker.
+      if number >= self._next:
         self._waiting[number] = leaves
       while self._next in self._waiting:
         leaves = self._waiting.pop(self._next)
