@@ -117,7 +117,7 @@ class AdaptiveRunTest(cases.TestCase):
       self.assertLess(rounds.noise_multiplier, _NOISE)
     else:
       self.assertEqual(rounds.noise_multiplier, _NOISE)
-    # Without its secrets a run goes on: where noise is correlated, as another
+    # Without its secrets a run resumes: where noise is correlated, as another
     # mechanism, from empty buffers.
     charged = ledger_lib.read(os.path.join(lost, run_dir.LEDGER)).rounds
     self.assertEqual(

@@ -203,7 +203,7 @@ class DryRunTest(cases.TestCase):
       build_query=queries.PerLayerClipSumQuery,
       **settings: Any,
   ) -> str:
-    """What is said of epsilon: of 3 of 6 examples a step, at delta 1e-3."""
+    """The line about epsilon: 3 of 6 examples a step, at delta 1e-3."""
     model = tiny.predictor()
     shards = self.path('shards')
     if not os.path.exists(shards):
@@ -221,8 +221,8 @@ class DryRunTest(cases.TestCase):
         delta=1e-3,
         **settings,
     )
-    (said,) = re.findall('^# epsilon: +(.*)$', text, re.MULTILINE)
-    return said
+    (line,) = re.findall('^# epsilon: +(.*)$', text, re.MULTILINE)
+    return line
 
   def test_not_private_is_said_as_the_statement_would(self):
     self.assertRegex(
@@ -250,7 +250,7 @@ class DryRunTest(cases.TestCase):
         r'end, at delta 0\.001$',
     )
 
-  def test_what_voids_the_start_voids_the_run(self):
+  def test_what_invalidates_the_seed_run_is_shown(self):
     model = tiny.predictor()
     parent = self.path('parent')
     with run_dir.RunDir(parent, configuration='') as folder:

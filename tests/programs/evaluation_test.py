@@ -76,9 +76,9 @@ class EvaluatorTest(absltest.TestCase):
     errors = {client_id: 0 for client_id in _CLIENTS}
     words = 0
     for _, client_id, transcript in expected:
-      said = transcript.split()
-      errors[client_id] += len(said) - ('a' in said)
-      words += len(said)
+      spoken = transcript.split()
+      errors[client_id] += len(spoken) - ('a' in spoken)
+      words += len(spoken)
     by_client = found.errors_by_client()
     self.assertEqual(
         {client_id: each.errors for client_id, each in by_client.items()},
@@ -205,16 +205,16 @@ class EvaluatorTest(absltest.TestCase):
     weight = 8.0 - len(short)
     wrong = 0.0
     for example in short:
-      said = example['transcript'].split()
-      weight += len(said) + 2
-      wrong += (1 - ('a' in said) / len(said)) * (len(said) + 2)
+      spoken = example['transcript'].split()
+      weight += len(spoken) + 2
+      wrong += (1 - ('a' in spoken) / len(spoken)) * (len(spoken) + 2)
     self.assertLen(found.hypotheses, 6)
     self.assertAlmostEqual(found.published_word_error_rate, wrong / weight)
 
 
 class EvaluateTest(cases.TestCase):
 
-  def test_writes_the_figures_of_each_run(self):
+  def test_writes_the_result_of_each_run(self):
     shards = fakes.write_split(self.root + '/test', _CLIENTS | {'dee': 1})
     ages = {'ann': frozenset({'teens'}), 'dee': frozenset({'x'})}
     speakers.write(shards, {'age': ages})
@@ -239,23 +239,23 @@ class EvaluateTest(cases.TestCase):
     with contextlib.redirect_stdout(printed):
       with contextlib.redirect_stderr(io.StringIO()):
         results = evaluation.evaluate(runs=runs, **arguments)
-    for run, letter, figures in zip(runs, 'ab', results, strict=True):
+    for run, letter, result in zip(runs, 'ab', results, strict=True):
       with open(run + '/test.json', encoding='utf-8') as f:
-        self.assertEqual(json.load(f), figures)
+        self.assertEqual(json.load(f), result)
       self.assertEqual(
-          {each['text'] for each in figures['hypotheses']}, {letter}
+          {each['text'] for each in result['hypotheses']}, {letter}
       )
-      self.assertEqual(figures['num_utterances'], 6)
-      self.assertBetween(figures['token_error_rate'], 0.3, 1.0)
-      self.assertBetween(figures['published_word_error_rate'], 0.3, 1.0)
+      self.assertEqual(result['num_utterances'], 6)
+      self.assertBetween(result['token_error_rate'], 0.3, 1.0)
+      self.assertBetween(result['published_word_error_rate'], 0.3, 1.0)
       self.assertIn(
-          f'TER {100 * figures["token_error_rate"]:.2f} %', printed.getvalue()
+          f'TER {100 * result["token_error_rate"]:.2f} %', printed.getvalue()
       )
-      # Nothing of those whom it is not known of, or who were not decoded.
-      self.assertEqual(figures['attributes'], {'ann': {'age': 'teens'}})
-      self.assertEqual(figures['num_speakers'], 3)
+      # Attributes of decoded speakers only, and only where they are known.
+      self.assertEqual(result['attributes'], {'ann': {'age': 'teens'}})
+      self.assertEqual(result['num_speakers'], 3)
       self.assertIn(
-          f'{run}: WER {100 * figures["word_error_rate"]:.2f} %',
+          f'{run}: WER {100 * result["word_error_rate"]:.2f} %',
           printed.getvalue(),
       )
     self.assertEqual(

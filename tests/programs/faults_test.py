@@ -76,7 +76,7 @@ class FailuresTest(parameterized.TestCase):
       shows_exact: bool = True,
       cohort_size: int = 8,
   ) -> int:
-    context = object()  # Leaves nobody out.
+    context = object()  # It reports no failures.
     if failed is not None:
       context = types.SimpleNamespace(last_failures=failed)
     return faults.FaultSettings(max_failed_share=share).count_failed(

@@ -420,8 +420,8 @@ class FederatedTest(_RunTestCase):
     first, other = _weights(self.run), _weights(second)
     self.assertTrue(np.any(first['head/kernel'] != other['head/kernel']))
 
-  def test_rounds_of_nobody_work(self):
-    # Expected one of four: nobody comes in .75^4 = .32 of the rounds.
+  def test_rounds_without_clients_work(self):
+    # One of four is expected: no client joins in .75^4 = .32 of the rounds.
     draw = functools.partial(cohorts.poisson, cohort_size=1)
     for seed in range(100):
       source, sizes = draw(list(_CLIENTS), key=keys.from_seed(seed)), []
@@ -532,9 +532,9 @@ class FaultsTest(_RunTestCase):
       )
       for client_id in _CLIENTS:
         self.assertNotRegex(' '.join(logs.output), rf'\b{client_id}\b')
-      # A smaller share ends the run, which goes on when the data are mended.
+      # A smaller share ends the run, which resumes with repaired data.
       second = os.path.join(self.root, 'second')
-      # Of its own, which has kept nobody's data.
+      # A new context, which has cached no data.
       everyone['context'] = multi_device.build_async_context()
       with self.assertRaisesRegex(
           client_round.ClientError, r'^Client 0 of 4 .*the record at byte 0'
@@ -674,10 +674,10 @@ class LedgerTest(_RunTestCase):
     results, _ = _train(third, init_from_run=second, target_epsilon=_epsilon(6))
     self.assertEqual(results['rounds'], 1)
 
-  def test_what_voids_the_seed_run_stays_not_private(self):
+  def test_what_invalidates_the_seed_run_invalidates_the_run(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=1, noise_seed=1)
-    # Noise that anyone can compute protected nobody.
+    # Noise that anyone can compute protects no one.
     arguments = dict(num_rounds=1, init_from_run=self.run)
     with self.assertRaisesRegex(ValueError, 'has 4 of the 4 private speakers'):
       _train(second, **arguments)
@@ -736,7 +736,7 @@ class LedgerTest(_RunTestCase):
         )
     self.assertIn('had another result', ''.join(logs.output))
     self.assertEqual(self.charged(), 4)
-    # Both keys are drawn anew, not those that follow the old ones.
+    # Both keys are new draws; they do not follow from the old ones.
     for name, key in self.secrets(self.run).items():
       self.assertNotEqual(keys.to_bytes(keys.derive(
           keys.from_bytes(old[name]), purpose='next round'
@@ -835,9 +835,9 @@ class RoundMetricsTest(absltest.TestCase):
       self.assertEqual(metrics[f'not_private/{name}'], value, name)
     for name in metrics:
       self.assertNotIn('_sum', name)
-    of_nobody = _flatten()
+    without_clients = _flatten()
     for name in ('delta_norm', 'loss_before', 'loss_after', 'train_loss'):
-      self.assertTrue(math.isnan(of_nobody[f'not_private/{name}']))
+      self.assertTrue(math.isnan(without_clients[f'not_private/{name}']))
 
   def test_what_comes_from_clients_without_noise_is_named_so(self):
     metrics = _flatten(num_clients=1.0)

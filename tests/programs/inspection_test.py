@@ -23,7 +23,9 @@ class InspectionTest(cases.TestCase):
     self.assertEqual(inspection.find_folders([self.root]), [a, b])
     self.assertEqual(inspection.find_folders([b]), [b])
     for path in (self.path('other'), 'no/where'):
-      with self.assertRaisesRegex(ValueError, f'{path} is no folder of shards'):
+      with self.assertRaisesRegex(
+          ValueError, f'{path} is not a folder of shards'
+      ):
         inspection.find_folders([path])
 
   def test_table_and_checksums(self):

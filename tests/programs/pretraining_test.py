@@ -179,7 +179,7 @@ class PretrainTest(parameterized.TestCase):
     unknown = dataclasses.replace(data.corpus, origin={})
     with mock.patch.object(
         client_data_lib.SpeechClientData, 'corpus', unknown
-    ), self.assertRaisesRegex(ValueError, 'does not tell whether'):
+    ), self.assertRaisesRegex(ValueError, 'does not record whether'):
       self.run_program('bad', client_data=data, batch_size=1)
     self.assertFalse(os.path.exists(self.path('bad')))
 

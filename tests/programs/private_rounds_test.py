@@ -342,7 +342,9 @@ class PlanTest(_TestCase):
   def test_a_runner_knows_what_is_not_private(self, charged, other, private):
     other = {'delta': _DELTA, 'invalidations': [], **other}
     charged = {'noise_multipliers': (_NOISE,), **charged}
-    with ledger.create(self.path, invalidations=other['invalidations']) as opened:
+    with ledger.create(
+        self.path, invalidations=other['invalidations']
+    ) as opened:
       opened.append(fakes.charged_round(0, sampling=_POISSON, **charged))
       runner = _runner(opened, delta=other['delta'])
       self.assertEqual(runner.is_private(runner.epsilon()), private)

@@ -58,7 +58,7 @@ class PublicDataTest(cases.TestCase):
     return folder
 
   def assert_refused(self, reason, *args, **settings):
-    """A run is refused in one line, or goes on and says why."""
+    """A run is refused in one line, or trains and gives the reason."""
     with self.assertRaises(ValueError) as context:
       self.check(*args, **settings)
     message = str(context.exception)
@@ -79,14 +79,14 @@ class PublicDataTest(cases.TestCase):
         is_protected=True,
         init_from_run=seed,
     )
-    # Through a run that goes on from it, with other data.
+    # Also through a run that starts from it and trains on other data.
     second = self.run_of(
         'second', self.data('more', {'eve': 1}), init_from_run=seed
     )
     with self.assertRaisesRegex(ValueError, 'has 1 of the 3 private speakers'):
       self.check(self.private, is_protected=True, init_from_run=second)
 
-  def test_other_speakers_of_the_same_ids_are_no_matter(self):
+  def test_equal_ids_in_other_namespaces_are_other_speakers(self):
     data = self.data('seed_data', {'bob': 2}, namespace='elsewhere')
     found = self.check(
         self.private, is_protected=True, init_from_run=self.run_of('seed', data)
@@ -94,7 +94,7 @@ class PublicDataTest(cases.TestCase):
     self.assertEqual((found.invalidations, found.unchecked), ((), ()))
     self.assertIn('no private speaker', found.words)
 
-  def test_a_private_run_protects_and_exposes_nobody(self):
+  def test_a_private_run_protects_its_speakers_and_exposes_none(self):
     first = self.run_of('first', self.private, is_protected=True)
     (source,) = public_data.read(first)
     self.assertTrue(source.is_private)
@@ -176,7 +176,7 @@ class PublicDataTest(cases.TestCase):
           'taken to be so; the ids of their speakers could not be compared: '
           'the dev set, the seed model (INIT_FROM_RUN)',
       )
-    # Nor is a model that goes on from one known as a whole.
+    # A model that starts from such a run is not known completely either.
     second = self.run_of(
         'second', self.data('x', {'fay': 1}), init_from_run=nothing
     )
@@ -227,7 +227,7 @@ class PublicDataTest(cases.TestCase):
     )
     found = public_data.count_overlap(run, self.data('other', {'dee': 1}))
     self.assertEqual((found, found.words), ((0, True), ''))
-    # Of a central run, nobody was promised anything.
+    # A central run promises no privacy.
     central = self.run_of('central', self.private)
     self.assertEqual(public_data.count_overlap(central, test), (0, True))
     os.remove(os.path.join(run, public_data.FILE))

@@ -1,7 +1,8 @@
-"""Tests of tff_asr.programs.run_state: secrets, and what a run goes on from.
+"""Tests of tff_asr.programs.run_state: secrets, and where a run resumes.
 
-The run is a whole one, with ledger, states and secrets; but its rounds are a
-few sums in NumPy, so that it can be killed at each change of its files.
+The runs have a ledger, saved states and secrets like any run, but a round is a
+few sums in NumPy (`_Process`), so that a run can be killed at each change of
+its files.
 """
 
 import asyncio
@@ -50,9 +51,9 @@ _COHORT_SIZE = 2
 _SEPARATION = len(_IDS) // _COHORT_SIZE
 _NUM_ROUNDS = 5
 _FIXED = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
-# Keys of the run's own.
+# Keys from the operating system.
 _DRAWN = private_rounds.PrivacySettings()
-# Runs of many tests cost the same.
+# Many tests have the same privacy loss: PLD accounting computes it once.
 _PLD_ONCE = fakes.pld_once()
 _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
 
@@ -68,7 +69,7 @@ def _correlated(strategy: strategies.Toeplitz) -> Callable[..., Any]:
 
 
 class _Process:
-  """Adds to a weight for each client what the cohort and the noise say."""
+  """Adds 1 and noise to the weight of each client in the cohort."""
 
   def __init__(self, kind: str, *, min_clients: int):
     self._kind = kind
@@ -210,20 +211,26 @@ class _Killed(BaseException):
 
 
 @contextlib.contextmanager
-def _changes(root: str, number: int = -1) -> Iterator[list[str]]:
-  """Lists changes of the files in a folder; stops the disk before one."""
+def _disk_changes(root: str, *, kill_at: int = -1) -> Iterator[list[str]]:
+  """Lists changes of the files in a folder, as `write ledger.jsonl`.
+
+  Args:
+    root: The folder.
+    kill_at: Number of the change at which the process is killed: it and all
+      later ones raise `_Killed`.
+  """
   found = []
-  is_dead = False
+  is_killed = False
 
   def change(name, function, *arguments):
-    nonlocal is_dead
-    place = arguments[1 if name == 'replace' else 0]
-    if isinstance(place, int):
-      place = os.readlink(f'/proc/self/fd/{place}')
-    if place.startswith(root):
-      is_dead = is_dead or len(found) == number
-      found.append(f'{name} {os.path.basename(place)}')
-    if is_dead:
+    nonlocal is_killed
+    path = arguments[1 if name == 'replace' else 0]
+    if isinstance(path, int):
+      path = os.readlink(f'/proc/self/fd/{path}')
+    if path.startswith(root):
+      is_killed = is_killed or len(found) == kill_at
+      found.append(f'{name} {os.path.basename(path)}')
+    if is_killed:
       raise _Killed()
     return function(*arguments)
 
@@ -240,7 +247,7 @@ class _TestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    # A killed process loses nothing of what it wrote; to wait takes time.
+    # Killing a process loses nothing that it wrote, and fsync takes time.
     self.enterContext(mock.patch.object(os, 'fsync'))
     self.enterContext(_PLD_ONCE)
 
@@ -256,7 +263,18 @@ class _TestCase(cases.TestCase):
       min_clients: int = _COHORT_SIZE,
       **settings,
   ) -> None:
-    """Trains on; killed after the round `kill_in` is charged."""
+    """Starts or resumes a run.
+
+    Args:
+      run: Name of its folder.
+      kind: How cohorts are drawn; see `_Run`.
+      num_rounds: Rounds of the whole run.
+      kill_in: The run is killed when this round is charged; 0: never.
+      privacy: Its keys.
+      ids: The clients.
+      min_clients: See `_Run`.
+      **settings: Of `RunSettings`; by default every second state is saved.
+    """
 
     def after_round(round_num):
       if round_num == kill_in:
@@ -287,24 +305,24 @@ class _TestCase(cases.TestCase):
   def saved(self, run: str) -> dict[int, str]:
     return checkpoints.saved(self.path(run, 'state'))
 
-  def rounds(self, run: str) -> list[dict[str, Any]]:
-    """Entries of the ledger, rounds only."""
+  def charged_rounds(self, run: str) -> list[dict[str, Any]]:
+    """The ledger's lines for rounds."""
     text = pathlib.Path(self.path(run, run_dir.LEDGER)).read_text()
     lines = map(json.loads, text.splitlines())
     return [line for line in lines if line['kind'] == 'round']
 
-  def bits(self, run: str) -> dict[str, bytes]:
-    """What a run ends with: state, model, ledger, metrics."""
+  def final_bits(self, run: str) -> dict[str, Any]:
+    """The state, model, charges and metrics that a run ends with."""
     state = state_file.read_leaves(self.saved(run)[max(self.saved(run))])
     model = model_file.read(self.path(run, run_dir.MODEL))
     rows = pathlib.Path(self.path(run, run_dir.METRICS)).read_text()
     return {
         **{name: repr(value) for name, value in (state | model).items()
-           # Ledgers have names of their own, and inodes.
+           # Both differ between any two runs.
            if name not in ('ledger/digest', 'noise/file_identity')},
         'rounds': [
             (line['round_num'], line['identity'], line['result'])
-            for line in self.rounds(run)
+            for line in self.charged_rounds(run)
         ],
         'metrics': [row.split(',')[:2] for row in rows.splitlines()],
     }
@@ -312,34 +330,46 @@ class _TestCase(cases.TestCase):
 
 class CrashTest(_TestCase):
 
-  def test_killed_at_any_change_it_ends_in_the_same_bits(self):
-    # One state is kept: with its secrets, or those of the one before.
+  def test_a_run_killed_at_any_change_of_a_file_ends_in_the_same_bits(self):
+    # One state is kept: with its secrets, or with those of the one before.
     settings = dict(kind='min_sep', num_rounds=3, keep_last=1, keep_every=0)
-    with _changes(self.root) as changes:
+    with _disk_changes(self.root) as changes:
       self.train('whole', **settings)
-    whole = self.bits('whole')
+    whole = self.final_bits('whole')
     self.assertLen(whole['rounds'], 3)
-    # States of 0, 2 and 3, and secrets of each, erased in the end.
+    # States 0, 2 and 3 are saved, each with secrets; the end erases these.
     self.assertEqual(changes.count('replace secrets.safetensors'), 3)
     self.assertEqual(changes.count('remove secrets.safetensors'), 1)
     for name in ('ledger.jsonl', 'metrics.csv'):
       self.assertIn(f'write {name}', changes)
-    for number in range(len(changes)):
+    for number, change in enumerate(changes):
       run = f'killed_{number}'
-      with _changes(self.root, number), self.assertRaises(_Killed):
-        self.train(run, **settings)
+      with _disk_changes(self.root, kill_at=number):
+        with self.assertRaises(_Killed):
+          self.train(run, **settings)
       self.train(run, **settings)
-      self.assertEqual(self.bits(run), whole, changes[number])
+      self.assertEqual(self.final_bits(run), whole, change)
       self.assertEmpty(
           [name for name in os.listdir(self.path(run)) if 'secrets' in name]
       )
 
 
+def _round_weights(
+    state: queries.MechanismState, *, num_buffers: int, num_rounds: int
+) -> np.ndarray:
+  """Weights of the rounds' noise in each buffer, [num_buffers, num_rounds]."""
+  decays = np.array(state.buf_decay, float) / 2**strategies.FRACTION_BITS
+  if len(decays) == num_buffers:
+    return decays[:, np.newaxis] ** np.arange(num_rounds - 1, -1, -1)
+  # A banded strategy keeps the noise of single rounds, the newest first.
+  return np.eye(num_rounds)[::-1][:num_buffers]
+
+
 class SecretsTest(_TestCase):
 
   @contextlib.contextmanager
-  def keys_of_rounds(self) -> Iterator[list[bytes]]:
-    """The keys of rounds' noise, in order."""
+  def round_keys(self) -> Iterator[list[bytes]]:
+    """Lists the noise keys of the rounds that are run meanwhile, in order."""
     found = []
     set_noise_key = fed_avg.set_noise_key
 
@@ -350,11 +380,12 @@ class SecretsTest(_TestCase):
     with mock.patch.object(fed_avg, 'set_noise_key', set_key):
       yield found
 
-  def reachable(self, run: str) -> set[bytes]:
-    """Keys that follow from any 32 bytes of a run's secrets, and its ledger."""
-    identities = [line['identity'] for line in self.rounds(run)]
+  def derivable_keys(self, run: str) -> set[bytes]:
+    """All keys that can be derived from a run's secrets and its ledger."""
+    identities = [line['identity'] for line in self.charged_rounds(run)]
     data = pathlib.Path(self.path(run, run_dir.SECRETS)).read_bytes()
     size, found = keys.NUM_BYTES, set()
+    # Any 32 bytes of the file may be a key.
     for start in range(len(data) - size + 1):
       key = keys.from_bytes(data[start : start + size])
       for _ in range(_NUM_ROUNDS):
@@ -366,7 +397,7 @@ class SecretsTest(_TestCase):
     return found
 
   @parameterized.parameters('poisson', 'min_sep')
-  def test_a_run_that_has_ended_holds_no_key_and_no_noise(self, kind):
+  def test_the_folder_of_an_ended_run_holds_no_key_and_no_noise(self, kind):
     buffers = []
     join = private_rounds.with_query_state
 
@@ -381,26 +412,29 @@ class SecretsTest(_TestCase):
     ):
       self.train('run', kind, save_every=1, privacy=_DRAWN)
     self.assertCountEqual(self.saved('run'), range(_NUM_ROUNDS + 1))
-    # Of each round the run's, the sampler's, and its own.
+    # Each round has a key of the run, one of the sampler, and its own.
     self.assertGreater(len(drawn), 2 * _NUM_ROUNDS)
     self.assertEqual(len(buffers) >= _NUM_ROUNDS, kind == 'min_sep')
     self.assertEmpty(seen.files_with({*drawn, *buffers}, self.path('run')))
 
   @parameterized.parameters('poisson', 'min_sep')
-  def test_a_stolen_folder_tells_later_rounds_and_none_before(self, kind):
-    with self.keys_of_rounds() as of_rounds:
+  def test_a_stolen_folder_reveals_keys_of_later_rounds_but_of_none_before(
+      self, kind
+  ):
+    with self.round_keys() as round_keys:
       self.train('run', kind, kill_in=4, privacy=_DRAWN)
-    self.assertLen(set(of_rounds), 4)
-    found = self.reachable('run')
-    # Saved after two rounds, so that the two after it can be run again.
-    self.assertEqual([key in found for key in of_rounds],
-                     [False, False, True, True])
-    # Nor does any file hold one.
-    self.assertEmpty(seen.files_with(of_rounds, self.path('run')))
+    self.assertLen(set(round_keys), 4)
+    derivable = self.derivable_keys('run')
+    # State 2 was the last one saved: rounds 3 and 4 can be repeated from it.
+    self.assertEqual(
+        [key in derivable for key in round_keys], [False, False, True, True]
+    )
+    # No file holds a round's key as it is.
+    self.assertEmpty(seen.files_with(round_keys, self.path('run')))
 
   @parameterized.named_parameters(
-      # Of a run with correlated noise the file is as sensitive as the updates;
-      # of one with independent noise, earlier rounds are safe.
+      # With correlated noise the file is as sensitive as the updates; with
+      # independent noise, earlier rounds are safe.
       ('banded', _correlated(strategies.optimize_banded(
           num_rounds=9, num_bands=4
       )), 3),
@@ -409,16 +443,16 @@ class SecretsTest(_TestCase):
       )), 2),
       ('independent', queries.PerLayerClipSumQuery, 0),
   )
-  def test_secrets_tell_sums_of_earlier_rounds_where_noise_is_correlated(
+  def test_secrets_reveal_sums_of_earlier_rounds_where_noise_is_correlated(
       self, build_query, num_sums
   ):
-    generator = np.random.default_rng(0)
     query = build_query(
         tf.TensorSpec([4], tf.float32), l2_norm_clip=1.0, noise_multiplier=8.0
     )
     state, key = query.initial_global_state(), keys.draw()
-    grid = float(query.grid_step(state))
-    sums = np.round(generator.uniform(-3, 3, [5, 4]) / grid)
+    grid_step = float(query.grid_step(state))
+    sums = np.random.default_rng(0).uniform(-3, 3, [5, 4])
+    sums = np.round(sums / grid_step)
     released = []
     for total in sums:
       noised, state, event = query.get_noised_result(
@@ -426,7 +460,7 @@ class SecretsTest(_TestCase):
       )
       key = keys.derive(key, purpose='next round')
       released.append(np.float32(noised))
-    save = run_state.RunState(
+    saved = run_state.RunState(
         runs.process_state((), query_state=state, event=event),
         (),
         ledger_lib.Head(5, 'hash'),
@@ -434,20 +468,16 @@ class SecretsTest(_TestCase):
         (),
     )
     with run_dir.RunDir(self.path('run'), configuration='') as folder:
-      asyncio.run(run_state.save(folder, save, 5))
-    # From here on, of what the file holds and of what was released.
+      asyncio.run(run_state.save(folder, saved, 5))
+
+    # An attacker has the secrets and what was released.
     secrets = state_file.read_leaves(self.path('run', run_dir.SECRETS))
-    buffers = secrets.get('buffers', np.zeros([0, 4])) * grid / 2**16
-    decays = np.array(state.buf_decay, float)
-    decays /= 2**strategies.FRACTION_BITS
-    if len(decays) == len(buffers):
-      weights = decays[:, np.newaxis] ** np.arange(4, -1, -1)
-    else:  # Banded: one round each, the newest first.
-      weights = np.eye(5)[::-1][: len(buffers)]
+    buffers = secrets.get('buffers', np.zeros([0, 4])) * grid_step / 2**16
+    weights = _round_weights(state, num_buffers=len(buffers), num_rounds=5)
     found = weights @ np.array(released) - buffers
     self.assertLen(found, num_sums)
-    np.testing.assert_allclose(found, weights @ sums * grid, atol=1e-5)
-    # No other way to them was found: later keys give other noise.
+    np.testing.assert_allclose(found, weights @ sums * grid_step, atol=1e-5)
+    # The saved key gives other noise than that of earlier rounds.
     again = query.get_noised_result(
         tf.zeros([4], tf.int64),
         queries.set_noise_key(
@@ -455,7 +485,7 @@ class SecretsTest(_TestCase):
         ),
     )[0]
     for value, total in zip(released, sums):
-      self.assertGreater(np.abs(value - again - total * grid).max(), 0.1)
+      self.assertGreater(np.abs(value - again - total * grid_step).max(), 0.1)
 
   def test_secrets_that_are_replaced_or_erased_are_overwritten(self):
     with contextlib.ExitStack() as stack:
@@ -476,7 +506,7 @@ class SecretsTest(_TestCase):
       for file, size in held:
         self.assertEqual(file.read(), bytes(size))
 
-  def test_states_and_secrets_are_of_their_owner(self):
+  def test_only_the_owner_may_read_states_and_secrets(self):
     before = os.umask(0o022)
     try:
       self.train('run', kill_in=4)
@@ -489,9 +519,9 @@ class SecretsTest(_TestCase):
 
 class FieldsTest(parameterized.TestCase):
 
-  def test_each_field_of_a_query_s_state_is_public_or_taken_out(self):
-    # `noise_key` is of one round, and gone after it. A new field: is it noise
-    # that was not released, or a key? Then `run_state` has to take it out.
+  def test_each_field_of_a_mechanism_s_state_is_public_or_a_secret(self):
+    # `noise_key` belongs to one round and is zeroed after it. If a new field
+    # holds a key or unreleased noise, `run_state` must move it to the secrets.
     public = {
         'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips',
         'output_scale', 'buf_decay',
@@ -503,7 +533,7 @@ class FieldsTest(parameterized.TestCase):
 
 class PublicTest(_TestCase):
 
-  def test_what_a_seed_draws_goes_on_by_the_seed_and_has_no_secrets(self):
+  def test_a_run_on_public_data_resumes_from_its_seed_and_has_no_secrets(self):
     with seen.drawn_keys() as drawn:
       self.train('whole', 'public')
       self.train('run', 'public', kill_in=4)
@@ -527,7 +557,7 @@ class PublicTest(_TestCase):
 class OtherClientsTest(_TestCase):
   """Data that change while a run is interrupted."""
 
-  # Everybody but 'g' moves to the group before: 'd' had round 0, and would have
+  # All but 'g' move to the group before: 'd' had round 0, and would have
   # round 2 of three rounds a pass.
   _OTHERS = tuple('bcdefg')
 
@@ -535,12 +565,12 @@ class OtherClientsTest(_TestCase):
     self.train('run', 'min_sep', privacy=_DRAWN, kill_in=2)
     with self.assertRaisesRegex(ValueError, '^the private clients are others'):
       self.train('run', 'min_sep', ids=self._OTHERS, privacy=_DRAWN)
-    self.assertLen(self.rounds('run'), 2)
-    # With the data put back it goes on.
+    self.assertLen(self.charged_rounds('run'), 2)
+    # With the old data the run resumes.
     self.train('run', 'min_sep', privacy=_DRAWN)
-    self.assertLen(self.rounds('run'), _NUM_ROUNDS)
+    self.assertLen(self.charged_rounds('run'), _NUM_ROUNDS)
 
-  def test_states_do_not_tell_of_whom_groups_are(self):
+  def test_states_do_not_reveal_the_list_of_clients(self):
     self.train('run', 'min_sep', kill_in=3, privacy=_DRAWN)
     groups = cohorts.CohortSource(
         _IDS, kind='min_sep', cohort_size=_COHORT_SIZE,
@@ -551,13 +581,13 @@ class OtherClientsTest(_TestCase):
         [self.path('run', run_dir.SECRETS)],
     )
 
-  def test_independent_rounds_go_on_and_are_charged_by_their_population(self):
+  def test_new_clients_are_charged_with_the_new_population(self):
     self.train('run', kill_in=4)
     self.train('run', ids=tuple('abcdefgh'))
     self.assertEqual(
         [
             line['event']['sampling']['population']
-            for line in self.rounds('run')
+            for line in self.charged_rounds('run')
         ],
         [6, 6, 6, 6, 8, 8, 8],
     )
@@ -566,15 +596,15 @@ class OtherClientsTest(_TestCase):
 class OtherNoiseTest(_TestCase):
   """Settings that may change when a run is resumed, and noise follows."""
 
-  def test_noise_for_another_share_that_may_fail_is_refused(self):
-    # The ledger and the statement would go on with the old one.
+  def test_another_max_failed_share_is_refused_with_distributed_noise(self):
+    # Otherwise the ledger would charge the old amount of noise.
     self.train('run', 'fixed_size', kill_in=2)
     with self.assertRaisesRegex(ValueError, 'MAX_FAILED_SHARE.* 2 of 2.* 1 of'):
       self.train('run', 'fixed_size', min_clients=1)
     self.train('run', 'fixed_size')
     self.assertEqual(
         [line['event']['secure_sum']['min_clients']
-         for line in self.rounds('run')],
+         for line in self.charged_rounds('run')],
         [2] * _NUM_ROUNDS,
     )
 
@@ -582,44 +612,46 @@ class OtherNoiseTest(_TestCase):
 class LostTest(_TestCase):
   """States or secrets that are damaged, missing or of another time."""
 
-  def go_on(self, run: str, kind: str = 'poisson') -> list[str]:
-    """Trains to the end; returns the lines about keys."""
+  def resume(self, run: str, kind: str = 'poisson') -> list[str]:
+    """Trains to the end; returns the logged lines about new keys."""
     with self.assertLogs('absl', 'WARNING') as logs:
       self.train(run, kind, privacy=_DRAWN)
     return [line for line in logs.output if 'new keys' in line]
 
   def stop(self, run: str, kind: str = 'poisson') -> None:
-    """A run with four charged rounds; the states of 0 and 2 are saved."""
+    """Starts a run and kills it: 4 rounds are charged, states 0 and 2 saved."""
     self.train(run, kind, kill_in=4, privacy=_DRAWN)
     self.assertCountEqual(self.saved(run), [0, 2])
-    self.assertLen(self.rounds(run), 4)
+    self.assertLen(self.charged_rounds(run), 4)
 
-  def test_a_damaged_state_costs_new_keys_and_its_rounds_again(self):
+  def test_a_damaged_state_means_new_keys_and_charges_its_rounds_again(self):
     self.stop('run')
     fakes.damage(self.saved('run')[2], offset=64)
-    (line,) = self.go_on('run')
+    (line,) = self.resume('run')
     self.assertRegex(
         line, r'secrets\.safetensors belongs to state 2: .* from state 0'
     )
     # Rounds 1 to 4, and once more 1 to 5.
-    lines = self.rounds('run')
+    lines = self.charged_rounds('run')
     self.assertEqual(
         [line['round_num'] for line in lines], [0, 1, 2, 3, 0, 1, 2, 3, 4]
     )
     self.assertLen({line['identity'] for line in lines}, 9)
 
   @parameterized.parameters(True, False)
-  def test_lost_secrets_cost_new_keys_and_the_rounds_since(self, is_there):
+  def test_lost_secrets_mean_new_keys_and_charge_later_rounds_again(
+      self, is_there
+  ):
     self.stop('run')
     path = self.path('run', run_dir.SECRETS)
     if is_there:
       fakes.damage(path, offset=64)
     else:
       os.remove(path)
-    (line,) = self.go_on('run')
+    (line,) = self.resume('run')
     self.assertIn('missing, as after the end of a run, or damaged: ', line)
     self.assertEqual(
-        [line['round_num'] for line in self.rounds('run')],
+        [line['round_num'] for line in self.charged_rounds('run')],
         [0, 1, 2, 3, 2, 3, 4],
     )
 
@@ -629,7 +661,7 @@ class LostTest(_TestCase):
     self.train('run', kill_in=4, save_every=9, privacy=_DRAWN)
     self.train('run', privacy=_DRAWN)
     self.assertEqual(
-        [line['round_num'] for line in self.rounds('run')],
+        [line['round_num'] for line in self.charged_rounds('run')],
         [0, 1, 2, 3, 2, 3, 4],
     )
 
@@ -640,20 +672,20 @@ class LostTest(_TestCase):
     self.train('run', kill_in=4)
     pathlib.Path(self.path('run', run_dir.SECRETS)).write_bytes(kept)
     self.train('run')
-    self.assertEqual(self.bits('run'), self.bits('whole'))
+    self.assertEqual(self.final_bits('run'), self.final_bits('whole'))
 
-  def test_secrets_of_another_run_are_not_taken(self):
+  def test_secrets_of_another_run_are_not_used(self):
     self.stop('run')
     self.stop('other')
     shutil.copy(
         self.path('other', run_dir.SECRETS), self.path('run', run_dir.SECRETS)
     )
-    (line,) = self.go_on('run')
+    (line,) = self.resume('run')
     # Found by the ledger's head; a ledger in another file is a second guard.
     self.assertIn('secrets.safetensors belongs to state 2', line)
-    self.assertLen(self.rounds('run'), 7)
+    self.assertLen(self.charged_rounds('run'), 7)
 
-  def test_an_abandoned_run_is_erased_and_goes_on_under_new_keys(self):
+  def test_an_erased_run_resumes_under_new_keys(self):
     self.stop('run', 'min_sep')
     kept = {
         name: pathlib.Path(self.path('run', name)).read_bytes()
@@ -675,37 +707,38 @@ class LostTest(_TestCase):
     self.assertIn(
         'no secrets.safetensors', run_dir.erase_secrets(self.path('run'))
     )
-    self.assertLen(self.go_on('run', 'min_sep'), 1)
+    self.assertLen(self.resume('run', 'min_sep'), 1)
     self.assertEqual(
-        [line['round_num'] for line in self.rounds('run')],
+        [line['round_num'] for line in self.charged_rounds('run')],
         [0, 1, 2, 3, 0, 1, 2],
     )
 
-  def test_a_run_that_goes_on_is_not_erased(self):
+  def test_a_run_in_progress_is_not_erased(self):
     self.stop('run')
     with run_dir.RunDir(self.path('run'), configuration=''):
       with self.assertRaisesRegex(ValueError, 'is in use by process'):
         run_dir.erase_secrets(self.path('run'))
     self.assertTrue(os.path.exists(self.path('run', run_dir.SECRETS)))
 
-  def test_more_rounds_after_the_end_charge_these_alone(self):
-    # The second time nothing is left to do, nor to say.
+  def test_more_rounds_after_the_end_are_charged_once(self):
+    # The second time nothing is left to do, and nothing is logged.
     for _ in range(2):
       with self.assertNoLogs('absl', 'WARNING'):
         self.train('run', num_rounds=3, privacy=_DRAWN)
       self.assertFalse(os.path.exists(self.path('run', run_dir.SECRETS)))
-    self.assertLen(self.go_on('run'), 1)
+    self.assertLen(self.resume('run'), 1)
     self.assertEqual(
-        [line['round_num'] for line in self.rounds('run')], [0, 1, 2, 3, 4]
+        [line['round_num'] for line in self.charged_rounds('run')],
+        [0, 1, 2, 3, 4],
     )
 
-  def test_lost_buffers_begin_another_mechanism(self):
+  def test_lost_buffers_start_another_mechanism(self):
     self.stop('run', 'min_sep')
     os.remove(self.path('run', run_dir.SECRETS))
-    self.go_on('run', 'min_sep')
+    self.resume('run', 'min_sep')
     # Four rounds, of which two are after state 2; then three with new noise.
     self.assertEqual(
-        [line['round_num'] for line in self.rounds('run')],
+        [line['round_num'] for line in self.charged_rounds('run')],
         [0, 1, 2, 3, 0, 1, 2],
     )
     counter = state_file.read_leaves(

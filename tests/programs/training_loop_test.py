@@ -104,7 +104,7 @@ def tearDownModule():
 
 
 def _evaluator(look) -> mock.Mock:
-  """Calls `look`, of people who do not train; the figures are made up."""
+  """An evaluator that calls `look` and returns made-up metrics."""
 
   def evaluate(unused_weights):
     look()
@@ -121,7 +121,7 @@ def _counts_rounds(name: str) -> bool:
 class TrainingLoopTest(cases.TestCase):
 
   def train(self, name: str, run: str, number: int, **changes):
-    """A run of so many rounds; its results and what it printed."""
+    """Trains `number` rounds; returns the results and what was printed."""
     total = 'num_rounds' if _counts_rounds(name) else 'num_steps'
     arguments = {'save_every': 2, 'evaluate_every': 2, total: number}
     return runs.train(

@@ -143,7 +143,7 @@ class ModelCardTest(absltest.TestCase):
     card = self.card(errors=errors, sources=sources)
     self.assertEqual(card.count(warning), 1)
     self.assertRegex(card, r'## Word errors\n(.*\n)*.*could not be checked')
-    figures = public_data.Figures(2, True)._asdict()
+    figures = public_data.OverlapCounts(2, True)._asdict()
     card = self.card(errors=errors, sources=sources, private=figures)
     self.assertEqual(card.count(warning), 2)
     self.assertNotIn('could not be checked', card)

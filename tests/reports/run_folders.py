@@ -56,7 +56,7 @@ def write(
     hypotheses: Speaker, what was said, what was heard; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation.
     attributes: What is known of speakers.
-    private: Fields of `public_data.Figures` of the evaluation.
+    private: Fields of `public_data.OverlapCounts` of the evaluation.
   """
   os.makedirs(folder)
   settings, metrics = settings or {}, metrics or {}

@@ -1,7 +1,7 @@
 """Describes what a run would do, without training or writing anything.
 
 Everything that a run checks before its first round is checked. The learning
-process is initialized, which tells its noise and the size of its state.
+process is initialized, which determines its noise and its state's size.
 """
 
 from collections.abc import Sequence

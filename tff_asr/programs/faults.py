@@ -32,7 +32,7 @@ from tff_asr.execution import client_round
 from tff_asr.models import weights as weights_lib
 
 ACTIONS = ('stop', 'roll_back')
-# If so many in a row do not help, the state before them was already bad.
+# If this many in a row do not help, the state before them was already bad.
 _MAX_ROLL_BACKS = 3
 _NORMS = ('update_norm', 'weights_norm')
 _SHORTAGES = {

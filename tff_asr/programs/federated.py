@@ -162,7 +162,7 @@ class FederatedTraining(
         round_num=round_num,
         shows_exact=shows_exact,
     )
-    # Exact: with more workers than clients it tells how many clients came.
+    # Exact: with more workers than clients it reveals how many clients came.
     if store_bytes := getattr(self.context, 'last_store_bytes', 0):
       metrics[f'{exact}store_bytes'] = store_bytes
     roll_backs, is_good = self.faults.check_divergence(

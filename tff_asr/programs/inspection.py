@@ -39,8 +39,8 @@ def find_folders(paths: Sequence[str]) -> list[str]:
     ]
     if not corpora:
       raise ValueError(
-          f'{path} is no folder of shards and holds none; name a folder that'
-          ' data_tools wrote.'
+          f'{path} is not a folder of shards and contains none; name a folder '
+          'that data_tools wrote.'
       )
     found.extend(corpora)
   return found

@@ -131,7 +131,7 @@ class Pretraining(
     copies = corpus.origin.get('copies')
     if copies is None:
       raise ValueError(
-          f'{corpus.path} does not tell whether recordings are identical: '
+          f'{corpus.path} does not record whether recordings are identical: '
           'write it again by data_tools.'
       )
     if copies['most'] > 1:

@@ -12,7 +12,7 @@ Identities are public. Therefore both keys of the run change after each charged
 round by a one-way function: a later key reveals no earlier round. `run_state`
 describes where keys are kept.
 
-Each round is charged as a draw of its own: two sums over the same cohort would
+Each round is charged as a separate draw: two sums over the same cohort would
 reveal more than two such rounds.
 """
 
@@ -588,7 +588,7 @@ def _cost(
   if isinstance(event, strategies.CorrelatedGaussianDpEvent):
     strategy = event.strategy
     in_steps = correlated_noise.noise_resolution(event)
-    # Counts of adaptive clips have elements of their own.
+    # Counts of adaptive clips are noised elements, too.
     num_counts = np.size(query_state(state).layer_clips)
     noise_multiplier = correlated_noise.charged_noise_multiplier(
         event, num_elements=num_elements + num_counts

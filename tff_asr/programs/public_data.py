@@ -14,7 +14,7 @@ id is someone else. One person with two ids is not found.
 runs that it started from, were trained on: with a guarantee (private), or
 without one (exposed, as is a dev set that selected the weights). It names no
 speaker: a later run reads the ids from the corpora, if they still exist with
-the same clients, which a digest tells. The digest confirms a guess at the whole
+the same clients, which a digest shows. The digest confirms a guess at the whole
 list of clients, so only the file's owner may read it.
 """
 

@@ -63,7 +63,7 @@ class Secrets(NamedTuple):
 
   Attributes:
     number: Number of the saved state that they belong to.
-    ledger: Its head, which tells it from other states of that number.
+    ledger: Its head, which differs between states of the same number.
     noise: The noise key, and the ledger file that it belongs to.
     sampler_key: The sampler's key; () without a sampler.
     groups: `cohorts.CohortState.groups` of the sampler.

@@ -386,8 +386,8 @@ def check_public_data(
 
   Args:
     training: The run.
-    process_state: Its process's first state, which tells whether there is
-      noise.
+    process_state: The first state of its learning process, which determines
+      whether there is noise.
 
   Raises:
     ValueError: As `public_data.check`.
@@ -440,7 +440,7 @@ class _OpenRun(NamedTuple):
 
   @property
   def seconds_name(self) -> str:
-    """Name of the metric that tells the time of a round."""
+    """Name of the metric of a round's duration."""
     # The time is private: it depends on which clients took part.
     is_public = self.training.privacy_unit is None
     return 'seconds' if is_public else f'{EXACT_PREFIX}seconds'
@@ -603,7 +603,7 @@ def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
   except client_round.ClientTimeoutError:
     if shows_exact:
       raise
-    # The message tells the client's place in the cohort, and its size.
+    # The message reveals the client's position in the cohort, and its size.
     raise client_round.ClientTimeoutError(
         f'A client of round {round_num} hangs, or CLIENT_TIMEOUT_SEC is too '
         'low.'

@@ -78,7 +78,7 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
 
   Raises:
     ValueError: As `run_dir.check_model`; or a weight of the pre-trained encoder
-      has another name or shape, which the message tells.
+      has another name or shape, which the message names.
   """
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(run, model=model, tokens=tokens)

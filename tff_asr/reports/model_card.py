@@ -183,16 +183,16 @@ def _errors(run: runs_lib.Run) -> str:
   return '\n\n'.join(parts)
 
 
-def _evaluated(run: runs_lib.Run) -> public_data.Figures:
+def _evaluated(run: runs_lib.Run) -> public_data.OverlapCounts:
   """The evaluation's count of speakers who are private in training."""
   stored = run.evaluation.get('private', {})
   try:
-    return public_data.Figures(
+    return public_data.OverlapCounts(
         int(stored['private_speakers']),
         stored['is_checked'] is True,
     )
   except (KeyError, TypeError, ValueError):
-    return public_data.Figures(0, is_checked=False)
+    return public_data.OverlapCounts(0, is_checked=False)
 
 
 def _exports(
