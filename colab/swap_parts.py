@@ -82,10 +82,11 @@ def train(label, *gin_files, **settings):
   process = training.learning_process
   # The same people and the same noise in the same rounds, for a fair
   # comparison, so NOT PRIVATE: a real run draws its keys.
-  cohort = cohorts.poisson(
+  source = cohorts.poisson(
       training.client_data.client_ids, cohort_size=settings['COHORT_SIZE'],
       key=keys.from_seed(1),
-  ).iterator()
+  )
+  cohort_state = source.initial_state()
   state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(2))
   state = state._replace(global_model_weights=warm_start.updated(
       state.global_model_weights, run=settings['INIT_FROM_RUN'],
@@ -93,7 +94,8 @@ def train(label, *gin_files, **settings):
   ))
   rates = [100 * training.evaluator(state.global_model_weights).word_error_rate]
   for _ in range(NUM_ROUNDS):
-    clients = training.client_data.records_of(cohort.select())
+    cohort, cohort_state = source.draw(cohort_state)
+    clients = training.client_data.records_of(cohort)
     state, _ = process.next(state, clients)
     rates.append(
         100 * training.evaluator(state.global_model_weights).word_error_rate

@@ -132,7 +132,8 @@ print('A round takes', process.next.type_signature.parameter[1])
 evaluator = evaluation.Evaluator(
     model=training.model, pipeline=training.pipeline, client_data=dev
 )
-cohort = cohorts.poisson(private.client_ids, cohort_size=COHORT_SIZE).iterator()
+source = cohorts.poisson(private.client_ids, cohort_size=COHORT_SIZE)
+cohort_state = source.initial_state()
 state = fed_avg.set_noise_key(process.initialize(), keys.draw())
 state = state._replace(
     global_model_weights=warm_start.updated(
@@ -145,7 +146,8 @@ rounds = []
 print('round  clients  dev WER %')
 print(f'    0           {100 * before.word_error_rate:9.1f}')
 for number in range(1, NUM_ROUNDS + 1):
-  state, metrics = process.next(state, private.records_of(cohort.select()))
+  cohort, cohort_state = source.draw(cohort_state)
+  state, metrics = process.next(state, private.records_of(cohort))
   after = evaluator(state.global_model_weights)
   rounds.append({
       'clients': int(metrics['client_work']['num_clients']),

@@ -7,7 +7,6 @@ import itertools
 from absl.testing import parameterized
 import numpy as np
 from scipy import stats
-import tensorflow_federated as tff
 
 from tests import fakes
 from tests import reference
@@ -18,14 +17,8 @@ _KEY = keys.from_seed(0)
 _BUILDERS = (
     ('poisson', cohorts.poisson),
     ('fixed_size', cohorts.fixed_size),
-    (
-        'min_sep',
-        functools.partial(cohorts.min_sep, min_sep=2),
-    ),
-    (
-        'cyclic',
-        functools.partial(cohorts.cyclic, min_sep=2),
-    ),
+    ('min_sep', functools.partial(cohorts.min_sep, min_sep=2)),
+    ('cyclic', functools.partial(cohorts.cyclic, min_sep=2)),
 )
 
 
@@ -33,53 +26,49 @@ def _ids(count):
   return [f'{i:06}' for i in range(count)]
 
 
-def _take(iterator, count):
-  return [iterator.select() for _ in range(count)]
+def _draw(source, count, state=None):
+  """The cohorts of rounds from a state, or from round 0, on."""
+  state = source.initial_state() if state is None else state
+  found = []
+  for _ in range(count):
+    cohort, state = source.draw(state)
+    found.append(cohort)
+  return found
 
 
 class CohortsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*_BUILDERS)
-  def test_is_a_data_source_of_sorted_ids(self, build):
+  def test_a_cohort_is_of_distinct_sorted_ids(self, build):
     source = build(_ids(20), cohort_size=5)
-    iterator = source.iterator()
-    self.assertIsInstance(source, tff.program.FederatedDataSource)
-    self.assertIsInstance(iterator, tff.program.FederatedDataSourceIterator)
-    expected = tff.FederatedType(np.str_, tff.CLIENTS)
-    self.assertEqual(source.federated_type, expected)
-    self.assertEqual(iterator.federated_type, expected)
     sampling = source.sampling
     self.assertEqual((sampling.cohort_size, sampling.population), (5, 20))
-    for cohort in _take(iterator, 20):
+    for cohort in _draw(source, 20):
       self.assertContainsSubset(cohort, _ids(20))
       self.assertEqual(cohort, sorted(set(cohort)))
 
   @parameterized.named_parameters(*_BUILDERS)
   def test_a_cohort_is_a_function_of_clients_key_and_round(self, build):
     ids = _ids(50)
-    source = build(ids, cohort_size=20, key=_KEY).iterator()
-    expected = _take(source, 3)
-    copy = cohorts.CohortIterator.from_bytes(source.to_bytes())
-    self.assertEqual(copy, source)
-    expected += _take(source, 7)
-    self.assertEqual(_take(copy, 7), expected[3:])
+    expected = _draw(build(ids, cohort_size=20, key=_KEY), 10)
     # Not of the order of the ids, nor of the rounds drawn before. The key of a
     # state counts, not that of the source.
     another_key = build(ids[::-1], cohort_size=20, key=keys.from_seed(1))
     for start in (0, 4, 9):
-      state = another_key.iterator().state._replace(
+      state = another_key.initial_state()._replace(
           key=_KEY, round_num=np.int64(start)
       )
-      iterator = another_key.iterator(state)
-      self.assertEqual(_take(iterator, 10 - start), expected[start:])
-      self.assertEqual(state.round_num, start)
-      self.assertEqual(iterator.state.round_num, 10)
-      np.testing.assert_array_equal(iterator.state.key, _KEY)
+      self.assertEqual(
+          _draw(another_key, 10 - start, state), expected[start:]
+      )
+      _, after = another_key.draw(state)
+      self.assertEqual(after.round_num, start + 1)
+      np.testing.assert_array_equal(after.key, _KEY)
     # Another round and another key, drawn or given, give another cohort.
     drawn = [
         *expected,
-        *_take(another_key.iterator(), 10),
-        *_take(build(ids, cohort_size=20).iterator(), 10),
+        *_draw(another_key, 10),
+        *_draw(build(ids, cohort_size=20), 10),
     ]
     self.assertLen(set(map(tuple, drawn)), 30)
 
@@ -89,7 +78,7 @@ class CohortsTest(parameterized.TestCase):
         np.uint64,
     ).ravel()[:100]
     source = cohorts.fixed_size(_ids(100), cohort_size=3, key=_KEY)
-    cohort = source.iterator(cohorts.CohortState(_KEY, np.int64(3))).select()
+    cohort, _ = source.draw(cohorts.CohortState(_KEY, np.int64(3)))
     chosen = sorted(np.argsort(words)[:3])
     self.assertEqual(cohort, [_ids(100)[i] for i in chosen])
 
@@ -107,13 +96,13 @@ class CohortsTest(parameterized.TestCase):
         )
         for round_num in range(40)
     ]
-    self.assertEqual(_take(source.iterator(), 40), expected)
+    self.assertEqual(_draw(source, 40), expected)
 
   def test_poisson_clients_join_independently(self):
     # Seeded. Unseeded, each of the tests would fail once in 10^4.
     population, size, rounds = 200, 7, 2000
     source = cohorts.poisson(_ids(population), cohort_size=size, key=_KEY)
-    drawn = _take(source.iterator(), rounds)
+    drawn = _draw(source, rounds)
     rate = size / population
     pvalue = lambda count, trials, rate: stats.binomtest(
         count, trials, rate
@@ -148,7 +137,7 @@ class CohortsTest(parameterized.TestCase):
   ):
     # A group's turn is that of its ids, whatever the key.
     ids = _ids(5 * num_groups)
-    drawn = _take(build(ids, cohort_size=2, key=_KEY).iterator(), 5000)
+    drawn = _draw(build(ids, cohort_size=2, key=_KEY), 5000)
     for group in range(num_groups):
       counts = collections.Counter(map(tuple, drawn[group::num_groups]))
       members = ids[group::num_groups]
@@ -157,7 +146,7 @@ class CohortsTest(parameterized.TestCase):
       self.assertGreater(stats.chisquare(list(counts.values())).pvalue, 1e-4)
 
   @parameterized.parameters((22, 5, 4), (22, 5, 3), (22, 5, 1), (7, 1, 7))
-  def test_nobody_takes_part_twice_within_the_separation(
+  def test_no_client_takes_part_twice_within_min_sep(
       self, population, cohort_size, separation
   ):
     source = cohorts.min_sep(
@@ -166,7 +155,7 @@ class CohortsTest(parameterized.TestCase):
     )
     last, closest, joined = {}, [], collections.Counter()
     num_rounds = 30 * separation + 1
-    for number, cohort in enumerate(_take(source.iterator(), num_rounds)):
+    for number, cohort in enumerate(_draw(source, num_rounds)):
       self.assertLen(cohort, cohort_size)
       closest += [number - last[each] for each in cohort if each in last]
       last.update(dict.fromkeys(cohort, number))
@@ -182,19 +171,19 @@ class CohortsTest(parameterized.TestCase):
     build = functools.partial(build, cohort_size=2, min_sep=3)
     # Everybody moves to the group before, whose turn comes too soon.
     before, after = build(_ids(12)), build([*_ids(12)[1:], 'zoe'])
-    state = before.iterator().state
+    state = before.initial_state()
     self.assertEqual(before.sampling, after.sampling)
     for other in (after, build(_ids(13))):
       with self.assertRaisesRegex(ValueError, 'are others than those'):
-        other.iterator(state)
-    build(_ids(12)[::-1]).iterator(state)
+        other.draw(state)
+    build(_ids(12)[::-1]).draw(state)
 
-  def test_those_of_a_cycle_join_by_a_coin_of_their_own(self):
+  def test_clients_of_a_cycle_join_independently(self):
     source = cohorts.cyclic(
         _ids(10), cohort_size=2, min_sep=3, key=_KEY
     )
     self.assertAlmostEqual(source.sampling.sampling_prob, 0.6)
-    drawn = _take(source.iterator(), 6000)
+    drawn = _draw(source, 6000)
     for group in range(3):
       members = _ids(10)[group::3]
       turns = drawn[group::3]
@@ -221,10 +210,10 @@ class CohortsTest(parameterized.TestCase):
       whole = cohorts.cyclic(
           _ids(9), cohort_size=3, min_sep=3, key=key
       )
-      for number, cohort in enumerate(_take(whole.iterator(), 4)):
+      for number, cohort in enumerate(_draw(whole, 4)):
         self.assertEqual(cohort, _ids(9)[number % 3 :: 3])
 
-  def test_a_separation_that_the_clients_do_not_allow_is_refused(self):
+  def test_a_min_sep_that_the_clients_do_not_allow_is_refused(self):
     with self.assertRaisesRegex(ValueError, '22 clients make only 4 cohorts'):
       cohorts.min_sep(_ids(22), cohort_size=5, min_sep=5)
 
@@ -238,16 +227,9 @@ class CohortsTest(parameterized.TestCase):
 
   def test_full_takes_all_clients(self):
     source = cohorts.full(_ids(7)[::-1])
-    self.assertEqual(_take(source.iterator(), 2), [_ids(7)] * 2)
+    self.assertEqual(_draw(source, 2), [_ids(7)] * 2)
     full = cohorts.poisson(_ids(7), cohort_size=7, key=_KEY)
-    self.assertEqual(full.iterator().select(), _ids(7))
-
-  def test_other_number_of_clients_is_refused(self):
-    iterator = cohorts.fixed_size(_ids(20), cohort_size=5).iterator()
-    self.assertLen(iterator.select(5), 5)
-    with self.assertRaisesRegex(ValueError, 'cohort size is 5 .* k=6'):
-      iterator.select(6)
-    self.assertEqual(iterator.state.round_num, 1)
+    self.assertEqual(_draw(full, 1), [_ids(7)])
 
   @parameterized.named_parameters(
       ('too_few', ['a', 'b'], "cohort_size is 3 .* 2"),
@@ -266,6 +248,6 @@ class CohortsTest(parameterized.TestCase):
     source = cohorts.full(_ids(2))
     for round_num in (-1, 1.5):
       with self.assertRaisesRegex(ValueError, 'round_num'):
-        source.iterator(cohorts.CohortState(_KEY, round_num))
+        source.draw(cohorts.CohortState(_KEY, round_num))
     with self.assertRaisesRegex(ValueError, 'key'):
       cohorts.poisson(_ids(2), cohort_size=1, key=np.zeros(4))

@@ -107,5 +107,8 @@ def draw_cohorts(
   source = cohorts.poisson(
       data.client_ids, cohort_size=_COHORT_SIZE, key=keys.from_seed(5)
   )
-  iterator = source.iterator()
-  return [data.records_of(iterator.select()) for _ in range(num_rounds)]
+  found, state = [], source.initial_state()
+  for _ in range(num_rounds):
+    cohort, state = source.draw(state)
+    found.append(data.records_of(cohort))
+  return found

@@ -245,11 +245,11 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     client_ids = fakes.client_data().client_ids
     key = keys.from_seed(8363)  # Chosen for these cohorts.
     cohorts = [['ann', 'bob'], [], ['bob', 'cai', 'dee']]
-    iterator = cohorts_lib.poisson(
-        client_ids, cohort_size=cohort_size, key=key
-    ).iterator()
+    source = cohorts_lib.poisson(client_ids, cohort_size=cohort_size, key=key)
+    cohort_state = source.initial_state()
     for round_num, cohort in enumerate(cohorts):
-      self.assertEqual(iterator.select(), cohort)
+      found, cohort_state = source.draw(cohort_state)
+      self.assertEqual(found, cohort)
       drawn = reference.poisson_cohort(
           client_ids,
           sampling_prob=cohort_size / len(client_ids),

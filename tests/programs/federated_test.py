@@ -425,12 +425,12 @@ class FederatedTest(_RunTestCase):
     draw = functools.partial(cohorts.poisson, cohort_size=1)
     for seed in range(100):
       source, sizes = draw(list(_CLIENTS), key=keys.from_seed(seed)), []
-      state = source.iterator().state
+      state = source.initial_state()
       for _ in range(2):
-        iterator = source.iterator(state)
-        sizes.append(len(iterator.select()))
+        cohort, state = source.draw(state)
+        sizes.append(len(cohort))
         # A run's key is another one in each round.
-        state = iterator.state._replace(
+        state = state._replace(
             key=keys.derive(state.key, purpose='next round')
         )
       if sizes[0] == 0 and sizes[1] > 0:

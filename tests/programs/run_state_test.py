@@ -168,11 +168,13 @@ class _Run(
 
   @functools.cached_property
   def _cohorts(self):
-    return cohorts.CohortSource(
+    build = {
+        'min_sep': functools.partial(cohorts.min_sep, min_sep=_SEPARATION),
+        'fixed_size': cohorts.fixed_size,
+    }.get(self.kind, cohorts.poisson)
+    return build(
         self.ids,
-        kind='poisson' if self.kind == 'public' else self.kind,
         cohort_size=_COHORT_SIZE,
-        min_sep=_SEPARATION if self.kind == 'min_sep' else None,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
     )
 
@@ -189,15 +191,14 @@ class _Run(
     return 'a'
 
   def init_data_position(self):
-    return self._cohorts.iterator().state
+    return self._cohorts.initial_state()
 
   def init_loop_state(self, weights):
     del weights
     return ()
 
   def sample(self, data_position):
-    iterator = self._cohorts.iterator(data_position)
-    return iterator.select(), iterator.state
+    return self._cohorts.draw(data_position)
 
   def process_round(self, loop_state, result, *, round_num, shows_exact):
     del shows_exact
@@ -572,10 +573,9 @@ class OtherClientsTest(_TestCase):
 
   def test_states_do_not_reveal_the_list_of_clients(self):
     self.train('run', 'min_sep', kill_in=3, privacy=_DRAWN)
-    groups = cohorts.CohortSource(
-        _IDS, kind='min_sep', cohort_size=_COHORT_SIZE,
-        min_sep=_SEPARATION, key=None,
-    ).groups
+    groups = cohorts.min_sep(
+        _IDS, cohort_size=_COHORT_SIZE, min_sep=_SEPARATION
+    ).initial_state().groups
     self.assertEqual(
         seen.files_with([groups.encode()], self.path('run')),
         [self.path('run', run_dir.SECRETS)],

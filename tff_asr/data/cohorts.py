@@ -1,39 +1,33 @@
-"""Cohort sources: which clients take part in which round.
+"""Cohorts: which clients take part in which round.
 
-A source knows the private clients' ids and how a cohort is drawn from them; its
-iterator yields the ids of one round after another. Cohorts are secret: they are
-functions of a 256-bit key and the round number, never logged and never saved.
+    >>> source = poisson(['ann', 'bob', 'cai'], cohort_size=2)
+    >>> cohort, state = source.draw(source.initial_state())
+    >>> int(state.round_num)
+    1
 
-  poisson     each client on its own with probability cohort_size / population
+Kinds of sampling, as accounting names them (`accounting.Sampling`):
+
+  poisson     each client joins independently, with probability cohort_size /
+              population
   fixed_size  cohort_size clients, every such set equally likely
-  full    all clients in each round
-  min_sep    cohort_size clients of the group whose turn it is: clients
-              b, 2 b, .. places apart in the order of ids are a group, and each
-              of the b groups has every b-th round. So nobody takes part twice
-              within b rounds, and everybody ceil(T / b) times in T rounds at
-              most (for correlated noise)
-  cyclic    each client of the group whose turn it is, on its own with
-              probability b cohort_size / population (for banded noise)
+  full        all clients in each round
+  min_sep     cohort_size clients of the group whose turn it is: b groups take
+              turns, so no client takes part twice within b rounds (for
+              correlated noise)
+  cyclic      each client of the group whose turn it is joins independently,
+              with probability b cohort_size / population (for banded noise)
 
-Draws are 64-bit words of ChaCha20 (`chacha20`) under the key, with the round
-number in the nonce: round t depends on (key, t) only, and no two rounds share a
-word. A Poisson client joins if its word is below
-2^64 times its probability (exact to 2^-64); a fixed-size cohort is the
-cohort_size smallest words (equal words, of probability below population^2 /
-2^64, go by id), of all clients or of the group. Groups are public, and follow
-from ids alone, so that they outlive lost keys. One client more or less moves
-others to another group, whose turn may come too soon: so the state of an
-iterator knows the clients that its groups are of, and goes on with no others.
-A cohort is in order of client id, whatever the order in which ids were given;
-what a client does must not depend on its place in the list.
-
-Differences from tff.program.ClientIdDataSource: seeded, restorable, Poisson.
+Cohorts are secret: they are functions of a 256-bit key and the round number,
+never logged and never saved. A cohort is sorted by client id; what a client
+does must not depend on its place in the list.
 """
 
 from collections.abc import Sequence
+import dataclasses
+import functools
 import hashlib
 import json
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow_federated as tff
@@ -43,19 +37,18 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import chacha20
 from tff_asr.privacy import keys
 
-# No noise has this stream, under whatever key.
+# No noise uses this stream, under any key.
 _STREAM = 3
-_FEDERATED_TYPE = tff.FederatedType(np.str_, tff.CLIENTS)
 
 
 class CohortState(NamedTuple):
-  """State of an iterator, from which it continues exactly.
+  """Where the draws of a run stand.
 
   Attributes:
     key: The 256-bit key, int32 [8]. Secret.
     round_num: The round to be drawn next, int64 [].
-    groups: Digest of all clients' ids, where groups have turns; else ''.
-      Secret, since whoever knows all ids but one could try that one.
+    groups: Digest of all clients' ids, where groups take turns; else ''.
+      Secret, because it confirms a guess at the whole list.
   """
 
   key: np.ndarray
@@ -63,148 +56,63 @@ class CohortState(NamedTuple):
   groups: str = ''
 
 
-class CohortSource(tff.program.FederatedDataSource):
-  """Draws cohorts of client ids as its `sampling` declares.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Cohorts:
+  """Draws cohorts of client ids as `sampling` declares.
 
-  Made by `poisson`, `fixed_size`, `full`, `min_sep` and
-  `cyclic`.
+  Made by `poisson`, `fixed_size`, `full`, `min_sep` and `cyclic`.
+
+  Attributes:
+    client_ids: All private clients, sorted.
+    sampling: Rule of the draws, for the privacy accounting.
+    key: The key that draws begin with, int32 [8]. Secret.
   """
 
-  def __init__(
-      self,
-      client_ids: Sequence[str],
-      *,
-      kind: str,
-      cohort_size: int,
-      key: np.ndarray | None,
-      min_sep: int | None = None,
-  ):
-    self._client_ids = _sorted_ids(client_ids)
-    self._sampling = accounting.Sampling(
-        kind=kind,
-        cohort_size=cohort_size,
-        population=len(self._client_ids),
-        min_sep=min_sep,
-    )
-    self._key = keys.draw() if key is None else keys.check(key)
-    self._groups = ''
-    if min_sep is not None:
-      ids = json.dumps(self._client_ids).encode()
-      self._groups = hashlib.sha256(ids).hexdigest()
+  client_ids: tuple[str, ...]
+  sampling: accounting.Sampling
+  key: np.ndarray
 
-  @property
-  def federated_type(self) -> tff.FederatedType:
-    """`{string}@CLIENTS`."""
-    return _FEDERATED_TYPE
+  def initial_state(self) -> CohortState:
+    """Returns the state before round 0."""
+    return CohortState(np.array(self.key), np.int64(0), self._groups)
 
-  @property
-  def sampling(self) -> accounting.Sampling:
-    """Rule of the draws, for the privacy accounting."""
-    return self._sampling
+  def draw(self, state: CohortState) -> tuple[list[str], CohortState]:
+    """Returns the ids of a round's cohort, sorted, and the next state.
 
-  @property
-  def client_ids(self) -> tuple[str, ...]:
-    """All private clients, sorted."""
-    return self._client_ids
-
-  @property
-  def groups(self) -> str:
-    """`CohortState.groups` of these clients."""
-    return self._groups
-
-  def iterator(self, state: CohortState | None = None) -> 'CohortIterator':
-    """Returns an iterator from round 0 on, or from where `state` was taken.
-
-    The key in `state` replaces the source's own.
+    Args:
+      state: Decides the cohort; its key replaces that of `initial_state`.
 
     Raises:
-      ValueError: The state is not one, or its groups are of other clients.
+      ValueError: The state is not valid, or its groups are of other clients.
     """
-    if state is None:
-      state = CohortState(self._key, np.int64(0), self._groups)
-    return CohortIterator(self, state)
-
-
-class CohortIterator(tff.program.FederatedDataSourceIterator):
-  """Yields the cohorts of a source, round after round."""
-
-  def __init__(self, source: CohortSource, state: CohortState):
     round_num = np.asarray(state.round_num)
     if round_num.shape or round_num.dtype.kind not in 'iu' or round_num < 0:
       raise ValueError(
           'round_num must be an integer of at least 0, found '
           f'{state.round_num!r}.'
       )
-    if str(state.groups) != source.groups:
+    if str(state.groups) != self._groups:
       raise ValueError(
           'the private clients are others than those the run began with, so '
-          'that some would take part again within MIN_SEP rounds: put '
-          'the data back, or start another run from the model (INIT_FROM_RUN).'
+          'that some would take part again within MIN_SEP rounds: put the data '
+          'back, or start another run from the model (INIT_FROM_RUN).'
       )
-    self._source = source
-    self._key = np.array(keys.check(state.key))
-    self._round_num = int(round_num)
-
-  @property
-  def federated_type(self) -> tff.FederatedType:
-    """`{string}@CLIENTS`."""
-    return _FEDERATED_TYPE
-
-  @property
-  def state(self) -> CohortState:
-    """State to save for `CohortSource.iterator`. Holds the key."""
-    return CohortState(
-        np.array(self._key), np.int64(self._round_num), self._source.groups
+    chosen = draw_indices(
+        self.sampling, key=keys.check(state.key), round_num=int(round_num)
+    )
+    return (
+        [self.client_ids[i] for i in chosen],
+        state._replace(round_num=np.int64(round_num + 1)),
     )
 
-  def select(self, k: Optional[int] = None) -> list[str]:
-    """Returns the ids of the next round's cohort, sorted; may be empty.
-
-    Args:
-      k: None, or the declared cohort size: the sampling is the source's, since
-        another one would not be the one that is accounted.
-
-    Raises:
-      ValueError: If `k` is another number.
-    """
-    sampling = self._source.sampling
-    if k is not None and k != sampling.cohort_size:
-      raise ValueError(
-          f'The cohort size is {sampling.cohort_size} as declared to the '
-          f'privacy accounting, found k={k!r}: leave k out.'
-      )
-    chosen = draw_indices(sampling, key=self._key, round_num=self._round_num)
-    self._round_num += 1
-    client_ids = self._source.client_ids
-    return [client_ids[i] for i in chosen]
-
-  def to_bytes(self) -> bytes:
-    """Serializes source and state. Secret: holds the key."""
-    sampling = self._source.sampling
-    return json.dumps({
-        'client_ids': self._source.client_ids,
-        'kind': sampling.kind,
-        'cohort_size': sampling.cohort_size,
-        'min_sep': sampling.min_sep,
-        'key': keys.to_bytes(self._key).hex(),
-        'round_num': self._round_num,
-    }).encode()
-
-  @classmethod
-  def from_bytes(cls, buffer: bytes) -> 'CohortIterator':
-    """Deserializes what `to_bytes` wrote."""
-    fields = json.loads(buffer)
-    key = keys.from_bytes(bytes.fromhex(fields['key']))
-    round_num = np.int64(fields.pop('round_num'))
-    source = CohortSource(**fields | {'key': key})
-    return source.iterator(CohortState(key, round_num, source.groups))
-
-  def __eq__(self, other: object) -> bool:
-    if not isinstance(other, CohortIterator):
-      return NotImplemented
-    return self.to_bytes() == other.to_bytes()
-
-  __hash__ = None  # It advances.
+  @functools.cached_property
+  def _groups(self) -> str:
+    """`CohortState.groups` of these clients."""
+    if self.sampling.min_sep is None:
+      return ''
+    # Groups follow from all ids: with one more or less, clients move to other
+    # groups, whose turn may come too soon.
+    return hashlib.sha256(json.dumps(self.client_ids).encode()).hexdigest()
 
 
 def poisson(
@@ -212,8 +120,8 @@ def poisson(
     *,
     cohort_size: int,
     key: np.ndarray | None = None,
-) -> CohortSource:
-  """Each client joins on its own, cohort_size of them expected.
+) -> Cohorts:
+  """Each client joins independently, cohort_size of them expected.
 
   Args:
     client_ids: The private clients, no two the same.
@@ -223,7 +131,7 @@ def poisson(
   Raises:
     ValueError: If ids repeat, or cohort_size is out of range.
   """
-  return CohortSource(
+  return _build(
       client_ids, kind='poisson', cohort_size=cohort_size, key=key
   )
 
@@ -233,18 +141,18 @@ def fixed_size(
     *,
     cohort_size: int,
     key: np.ndarray | None = None,
-) -> CohortSource:
+) -> Cohorts:
   """cohort_size clients a round, without replacement. Args as `poisson`."""
-  return CohortSource(
+  return _build(
       client_ids, kind='fixed_size', cohort_size=cohort_size, key=key
   )
 
 
 def full(
     client_ids: Sequence[str], *, key: np.ndarray | None = None
-) -> CohortSource:
+) -> Cohorts:
   """All clients in each round; `key` is kept but decides nothing."""
-  return CohortSource(
+  return _build(
       client_ids, kind='full', cohort_size=len(client_ids), key=key
   )
 
@@ -255,17 +163,23 @@ def min_sep(
     cohort_size: int,
     min_sep: int,
     key: np.ndarray | None = None,
-) -> CohortSource:
-  """cohort_size clients a round, nobody twice within min_sep rounds.
+) -> Cohorts:
+  """cohort_size clients a round, none twice within min_sep rounds.
 
-  Other args as `poisson`.
+  Clients b, 2 b, .. places apart in the order of ids are a group, and each of
+  the b groups has every b-th round. So a client takes part at most ceil(T / b)
+  times in T rounds. Groups are public: they follow from ids alone, so that they
+  outlive lost keys.
 
   Args:
-    min_sep: b, at least 1: who takes part in round t does not in the
-      b - 1 rounds before and after it. At most the number of clients over
-      cohort_size; then each takes part in nearly every b-th round.
+    client_ids: As in `poisson`.
+    cohort_size: Clients a round.
+    min_sep: b, at least 1 and at most the number of clients over cohort_size:
+      a client that takes part in round t does not in the b - 1 rounds before
+      and after it.
+    key: As in `poisson`.
   """
-  return CohortSource(
+  return _build(
       client_ids,
       kind='min_sep',
       cohort_size=cohort_size,
@@ -280,12 +194,12 @@ def cyclic(
     cohort_size: int,
     min_sep: int,
     key: np.ndarray | None = None,
-) -> CohortSource:
-  """As `min_sep`, but each of a group joins on its own.
+) -> Cohorts:
+  """As `min_sep`, but each client of a group joins independently.
 
   cohort_size clients are expected; see `min_sep` for the args.
   """
-  return CohortSource(
+  return _build(
       client_ids,
       kind='cyclic',
       cohort_size=cohort_size,
@@ -317,6 +231,28 @@ def largest_min_sep(
   return found
 
 
+def _build(
+    client_ids: Sequence[str],
+    *,
+    kind: str,
+    cohort_size: int,
+    key: np.ndarray | None,
+    min_sep: int | None = None,
+) -> Cohorts:
+  """Cohorts of a kind, whose key is drawn if none is given."""
+  client_ids = _sorted_ids(client_ids)
+  return Cohorts(
+      client_ids=client_ids,
+      sampling=accounting.Sampling(
+          kind=kind,
+          cohort_size=cohort_size,
+          population=len(client_ids),
+          min_sep=min_sep,
+      ),
+      key=keys.draw() if key is None else keys.check(key),
+  )
+
+
 def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
   """The ids in order; ValueError unless they are distinct strings."""
   if isinstance(client_ids, (str, bytes)) or not len(client_ids):
@@ -342,7 +278,13 @@ def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
 def draw_indices(
     sampling: accounting.Sampling, *, key: np.ndarray, round_num: int
 ) -> np.ndarray:
-  """Draws a round's cohort.
+  """Draws a round's cohort: a pure function of its arguments.
+
+  Each client has a 64-bit word of ChaCha20 (`chacha20`) under the key, with the
+  round number in the nonce, so no two rounds share a word. A Poisson client
+  joins if its word is below 2^64 times its probability (exact to 2^-64). A
+  fixed-size cohort is the cohort_size smallest words, of all clients or of the
+  group (equal words, of probability below population^2 / 2^64, go by id).
 
   Args:
     sampling: How.
@@ -350,21 +292,21 @@ def draw_indices(
     round_num: The round.
 
   Returns:
-    int64 [n], ascending places in the order of the population.
+    int64 [n], ascending indices into the sorted population.
   """
   population = sampling.population
-  if sampling.cohort_size == population:  # under Poisson too: probability 1
+  if sampling.cohort_size == population:  # Under Poisson, too: probability 1.
     return np.arange(population)
   words = chacha20.words(
       key, release=round_num, stream=_STREAM, count=population
   )
-  separation = sampling.min_sep or 1
-  places = np.arange(round_num % separation, population, separation)
+  num_groups = sampling.min_sep or 1
+  group = np.arange(round_num % num_groups, population, num_groups)
   if sampling.kind in ('poisson', 'cyclic'):
-    threshold = (sampling.cohort_size * separation << 64) // population
+    threshold = (sampling.cohort_size * num_groups << 64) // population
     # A probability of 1 does not fit a word.
     if threshold >> 64:
-      return places
-    return places[words[places] < np.uint64(threshold)]
-  order = np.argsort(words[places], kind='stable')
-  return np.sort(places[order[: sampling.cohort_size]])
+      return group
+    return group[words[group] < np.uint64(threshold)]
+  order = np.argsort(words[group], kind='stable')
+  return np.sort(group[order[: sampling.cohort_size]])

@@ -1,37 +1,13 @@
-r"""Discrete Gaussian noise N_Z(s^2): P(k) proportional to exp(-k^2 / (2 s^2)).
+"""Discrete Gaussian noise N_Z(s^2): P(k) proportional to exp(-k^2 / (2 s^2)).
 
 Canonne, Kamath and Steinke 2020, https://arxiv.org/abs/2004.00010. Clients add
-it to integers before a secure sum. A sum of m of them is not a discrete
-Gaussian, but nearly: Kairouz, Liu and Steinke 2021,
-https://arxiv.org/abs/2102.06387, Theorem 11. Here both are compared with the
-Gaussian mechanism itself, so that all its accountants hold.
+it to integers before a secure sum. A sum of m of them is not exactly a discrete
+Gaussian; `log_ratio_bound` compares it with the Gaussian mechanism itself, so
+that all its accountants hold: docs/privacy.md ("Sums of discrete Gaussians").
 
-For s > 0 and c real let f_s(c) be the sum over integers k of exp(-(k - c)^2 /
-(2 s^2)). By Poisson's summation formula
-
-    f_s(c) = s sqrt(2 pi) (1 + 2 sum over j >= 1 of e^(-2 pi^2 s^2 j^2) cos(2 pi
-    j c)), so within 1 +- t_s of s sqrt(2 pi),  t_s = 2.1 e^(-2 pi^2 s^2).
-
-(a) Sum of N_Z(a^2) and N_Z(b^2). Completing the square, P(k) is proportional to
-    exp(-k^2 / (2 (a^2 + b^2))) f_s(c_k), s^2 = a^2 b^2 / (a^2 + b^2). So each
-    probability is that of N_Z(a^2 + b^2) up to a factor (1 + t_s) / (1 - t_s)
-    or its inverse. For m equal ones, one after the other: s^2 k / (k + 1) for k
-    = 1 .. m - 1, and factors multiply.
-(b) N_Z(s^2) after a Gaussian. Let Y ~ N(0, s^2 - 4) be real, and K an integer
-    with probability proportional to exp(-(K - Y)^2 / (2 4)). P(K = k) is the
-    integral of the density of Y times exp(-(k - y)^2 / 8) / f_2(y), so each is
-    that of N_Z(s^2) up to (1 + t_2) / (1 - t_2). And for integers S, S + K is
-    drawn of S + Y in the same way.
-
-So integers S plus m noises of variance s^2 have the probabilities of a
-post-processed Gaussian mechanism of variance m s^2 - 4, up to a factor
-exp(+-e), with e the sum of the logarithms of those factors, for each element
-(`log_ratio_bound`). More noise than m clients' is the same with a larger
-variance.
-
-A draw compares 512 random bits with the exact borders of the distribution, of
-which the first 64 decide but for 1 draw in 2^46 or less. Noise ends at 22
-standard deviations, as P is below 2^-340 there.
+A draw compares 512 random bits with the exact borders of the distribution. The
+first 64 decide, except for at most 1 draw in 2^46. Noise ends at 22 standard
+deviations, as P is below 2^-340 there.
 """
 
 import bisect
@@ -48,16 +24,17 @@ from tff_asr.privacy import host_op
 from tff_asr.privacy import keys
 from tff_asr.privacy import numpy_ops
 
-# Closer to the next integer the sums are not Gaussian enough; above, tables are
-# large and nothing is gained.
+# Below, sums are not Gaussian enough; above, tables are large and nothing is
+# gained.
 MIN_STDDEV, MAX_STDDEV = 2.0, 4096.0
-# Of (b), in the variance.
+# What rounding a Gaussian to integers takes off the variance.
 VARIANCE_OF_ROUNDING = 4.0
 _BITS = 512
 _GUIDE_BITS = 16
 _WORKING_BITS = 704
 _BLOCK = 2**16
-# No other noise has this stream: those of `noise` are no multiples of 4 less 1.
+# No other noise uses this stream: those of `noise` are not a multiple of 4
+# less 1.
 _CLIENT_KEYS = 2**32 - 1
 _FIRST, _FURTHER = range(2)
 
@@ -76,8 +53,8 @@ def draw(
 
   Args:
     size: Elements, in [1, 2^32].
-    key: int32 [8]; see `keys`. A client's own key is derived of it.
-    client: int64 [], another one for each client of a release.
+    key: int32 [8]; see `keys`. A client's own key is derived from it.
+    client: int64 [], a different one for each client of a release.
     release: int64 [], at least 0, number of the release under this key. It must
       not be asked for with two values of stddev or size, nor be added to two
       updates.
@@ -100,7 +77,9 @@ def draw(
 
 
 def log_ratio_bound(*, stddev: float, num_clients: int) -> float:
-  """Returns e of one element's noise; see the module.
+  """Returns a bound on |ln(P / P')| for an element of a sum of noise.
+
+  P is its probability of a value, P' that of a post-processed Gaussian.
 
   Args:
     stddev: s of each client, at least 2.

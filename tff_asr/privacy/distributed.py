@@ -1,50 +1,25 @@
-r"""Distributed differential privacy: clients add the noise, servers see sums.
+"""Distributed differential privacy: clients add the noise, servers see sums.
 
 Kairouz, Liu and Steinke 2021, https://arxiv.org/abs/2102.06387, Algorithms 1
 and 2, with clips by layer. C is the clip of a whole update of D elements, n the
-clients of a round, of whom m or more are still there when sums are taken. A
-client
+clients of a round, of whom at least m do not drop out. A client
 
-  1. clips by layer (`queries.PerLayerClipSumQuery`), so to a norm of C;
-  2. multiplies by t / C: the norm is now at most t, in whole steps to be;
-  3. may rotate: random signs, the same for all clients of a round, and Fourier
-     transforms of blocks of 8,192 elements, each from all over the layers.
-     Each element then is nearly Gaussian, whatever the update was like, which
-     is what the modulus is chosen for;
-  4. rounds each element up or down at random, so that its mean stays, and does
-     so anew until the whole has a squared norm of at most
-
-         S^2 = t^2 + D / 4 + t + sqrt(D) / 2
-
-     which a try misses with a probability of at most exp(-1 / 2) (Proposition
-     26; the other bound there, (t + sqrt(D))^2, is larger). After 64 misses it
-     rounds toward zero, which no norm grows by;
+  1. clips by layer (`grid_clipper`), so to a norm of C;
+  2. multiplies by t / C: the norm is now at most t;
+  3. may rotate, so that each element is nearly Gaussian for every update;
+  4. rounds each element at random to integers, of squared norm at most S^2;
   5. adds a discrete Gaussian of standard deviation s to each element;
   6. sends the result modulo 2^b to a secure sum.
 
-The server takes the sum of b bits for one from -2^(b-1) on, and undoes 3 and 2.
-
-Privacy. The squared norm of 4 is computed in whole numbers, so the sensitivity
-of the sum is S, whatever floating-point arithmetic did before. Noise has s^2 =
-(z^2 S^2 + 4) / m: with m clients or more the sum costs what a Gaussian of noise
-multiplier z costs, and `sampler_epsilon` (`discrete_gaussian` has the proof).
-All that follows, the modulus too, is post-processing. A client that sends zeros
-sends noise all the same, so neighbours are: one client's updates, or zeros. How
-many clients send is taken to be public, as it is to the server, and n is the
-same in each round; so there are no Poisson cohorts here. A client that drops
-out brings no noise, which the variance of the sum tells: whether it does must
-not depend on its data.
-
-Utility. t is the largest of which k standard deviations of an element of the
-sum, sqrt(n^2 t^2 / D + n / 4 + n s^2), stay within 2^(b-1): the first term is
-that of n equal updates, the worst case. Beyond, sums wrap around, which is an
-error and no leak. s is 4,096 at most; rounding is nothing beside it.
+The server takes the sum of b bits as a number from -2^(b-1) on, and undoes 3
+and 2. docs/privacy.md ("How a device noises its update") has t, s, S and why
+this costs a Gaussian of noise multiplier z, plus `sampler_epsilon`.
 
 This is a simulation. A device would draw 4 and 5 from its own entropy. Here
-noise is a function of the round's noise key and the client, by the id that was
-drawn (so a round that is done again has the same bits), and the key goes to
-where clients are simulated. No two clients of a round may be one: n equal
-noises vanish modulo n.
+noise is a function of the round's noise key and the client's number (so a
+repeated round has the same bits), and the key goes to where clients are
+simulated. No two clients of a round may have the same number: n equal noises
+vanish modulo n.
 """
 
 import collections
@@ -68,9 +43,9 @@ from tff_asr.privacy import queries
 ROTATIONS = ('dft', 'none')
 MAX_BITS = 30
 _MAX_TRIES = 64
-# Complex numbers, a power of two: TensorFlow is slow at others.
+# Complex numbers, a power of two: TensorFlow is slow at other sizes.
 _LARGEST_BLOCK = 4096
-# Noise above this multiple of what a trusted server would add is warned of.
+# A warning tells of more noise than this multiple of a trusted server's.
 _MUCH_NOISE = 1.1
 
 
@@ -78,8 +53,8 @@ _MUCH_NOISE = 1.1
 class DistributedGaussianDpEvent(dp_accounting.DpEvent):
   """A sum with discrete Gaussian noise of the clients that took part.
 
-  No accountant takes it as it is: it costs GaussianDpEvent(noise_multiplier)
-  and `sampler_epsilon`, where cohorts are of num_clients.
+  No accountant takes it: it costs GaussianDpEvent(noise_multiplier) and
+  `sampler_epsilon`, for cohorts of num_clients.
 
   Attributes:
     noise_multiplier: z, of the noise of min_clients clients.
@@ -99,7 +74,7 @@ class DistributedGaussianDpEvent(dp_accounting.DpEvent):
 
 
 def sampler_epsilon(event: DistributedGaussianDpEvent) -> float:
-  """Returns what a round costs beside its Gaussian; see the module."""
+  """Returns what a round adds to the epsilon of its Gaussian."""
   num_elements = int(event.num_elements)
   return discrete_gaussian.sampler_error_epsilon(
       num_draws=num_elements * int(event.num_clients),
@@ -148,7 +123,10 @@ def plan(
     bits: int,
     modulus_stddevs: float,
 ) -> Plan:
-  """Chooses the scale and the noise; see the module.
+  """Chooses the scale and the noise of clients.
+
+  The scale t is the largest for which k standard deviations of an element of
+  the sum stay within 2^(b-1).
 
   Args:
     num_elements: D, after the rotation.
@@ -177,7 +155,7 @@ def plan(
     variance = (
         noise_multiplier**2 * square + discrete_gaussian.VARIANCE_OF_ROUNDING
     ) / survivors
-    # Up, so that rounding to float64 takes nothing off.
+    # Rounded up, so that float64 takes nothing off the noise.
     stddev = math.sqrt(variance) * (1 + 2.0**-50)
     return Plan(clip, square, stddev, survivors)
 
@@ -213,7 +191,7 @@ def plan(
 
 
 class DistributedSumQuery:
-  """Clients' and the server's part of the mechanism of the module.
+  """Clients' and the server's part of distributed noise.
 
   Sensitivity of the integer sum (one client's update replaced by zeros): S.
   Event: DistributedGaussianDpEvent(z) for each round. Its state is that of
@@ -269,7 +247,7 @@ class DistributedSumQuery:
     self._l2_norm_clip = l2_norm_clip
     self._specs = record_specs
     self._rotation = rotation
-    # As the event's, which TFF keeps in float32.
+    # TFF keeps the event's in float32.
     noise_multiplier = float(np.float32(noise_multiplier))
     self._noise_multiplier = noise_multiplier
     self.num_noised = self._clipper.num_elements
@@ -443,7 +421,7 @@ class DistributedSumQuery:
       uniform = tf.random.stateless_uniform(
           [self._size], tf.random.fold_in(seed, tries), dtype=tf.float64
       )
-      # Anew in each try, as it seldom takes a second and memory is short.
+      # Computed in each try: a second try is rare, and memory is short.
       below = tf.floor(exact)
       up = tf.cast(uniform < exact - below, tf.float64)
       return tries + 1, tf.cast(below + up, tf.int64)
@@ -453,8 +431,8 @@ class DistributedSumQuery:
         again,
         again(tf.constant(0), None),
     )
-    # Clipped, it fits toward zero; else nothing is sent, so that S holds in any
-    # case. Seldom needed.
+    # A clipped vector fits if rounded toward zero. If it does not, nothing is
+    # sent, so that S holds in any case.
     def toward_zero() -> tf.Tensor:
       truncated = tf.cast(exact, tf.int64)
       return tf.where(fits(truncated), truncated, 0)

@@ -2,36 +2,22 @@
 
 Instead of the rounds' sums x, the mechanism makes C x + w private, w white
 noise, C lower triangular with a diagonal of ones; what is released is x +
-C^-1 w (Denisov et al. 2022, https://arxiv.org/abs/2202.08312). A model that
-follows the sum of all rounds so far then has noise A C^-1 w, A the matrix of
-prefix sums: far less than A w, since C^-1 takes back in later rounds some of
-what earlier ones added.
+C^-1 w (Denisov et al. 2022, https://arxiv.org/abs/2202.08312). C^-1 takes back
+in later rounds some of what earlier ones added, so the sum of all rounds, which
+a model follows, has far less noise. C is a Toeplitz matrix with positive
+coefficients that do not increase:
 
-C is a Toeplitz matrix, of one of two kinds. Its coefficients are positive and
-do not increase.
-
-  BLT      buffered linear Toeplitz (Dvijotham et al. 2024,
-           https://arxiv.org/abs/2404.16706; McMahan et al. 2024,
+  BLT      buffered linear Toeplitz (https://arxiv.org/abs/2404.16706,
            https://arxiv.org/abs/2408.08868), with d buffers: c_0 = 1, c_i = sum
-           over j of scale_j decay_j^(i - 1) for i >= 1. Scales are positive,
-           decays in [0, 1], and the scales' sum is at most 1.
-  banded   c_0 = 1, c_i = scale_i up to the number of bands, 0 from there on
-           (Choquette-Choo et al. 2023, https://arxiv.org/abs/2306.08153): what
-           a client adds in a round is in so many rounds of C x and in no other.
+           over j of output_scale_j buf_decay_j^(i - 1) for i >= 1
+  banded   c_0 = 1, c_i = output_scale_i up to the number of bands, then 0
+           (https://arxiv.org/abs/2306.08153)
 
-Sensitivity. A client that takes part in rounds that are at least b apart moves
-C x by at most the norm of the sum of C's columns 0, b, 2 b, ..., in clips:
-Kalinin and Lampert 2024, https://arxiv.org/abs/2405.13763, Theorem 2 (Toeplitz,
-coefficients not negative and not increasing). The same holds for updates that
-are vectors of any direction, chosen adaptively, as C^T C has no negative
-element (https://arxiv.org/abs/2306.08153, https://arxiv.org/abs/2202.08312).
+    >>> blt = optimize(num_rounds=100, min_sep=10)
+    >>> blt.num_buffers
+    3
 
-`optimize` finds d scales and decays of BLT. C(x) = 1 + sum of scale_j x / (1 -
-decay_j x) is the product of (1 - e_j x) / (1 - decay_j x), and then C^-1 has
-decays e_j. With 1 > decay_1 > e_1 > decay_2 > e_2 > ... > 0 all conditions
-hold. So the logarithms of the ratios of neighbours in that order are free
-parameters, and L-BFGS needs no penalties. Gradients are by complex steps, exact
-to float64. `optimize_banded` finds the coefficients themselves.
+docs/privacy.md ("Strategies") has their sensitivity and how they are found.
 """
 
 import dataclasses
@@ -47,12 +33,12 @@ from scipy import signal
 
 from tff_asr import checks
 
-# Scales and decays are multiples of 2^-30, which noise is computed with in
-# integers, and sensitivity of.
+# Scales and decays are multiples of 2^-30: noise is computed with these
+# integers, and the sensitivity is that of the rounded values.
 FRACTION_BITS = 30
 _ONE = 2**FRACTION_BITS
-# One instance of a mechanism ends before this: what is charged for rounding,
-# and the bound on buffers, are of as many.
+# The charge for rounding and the bound on buffers hold for this many rounds of
+# a mechanism.
 MAX_ROUNDS = 2**14
 _ERRORS = ('rms', 'max')
 _MAX_BUFFERS = 8
@@ -127,7 +113,7 @@ class Toeplitz:
 
   @functools.lru_cache(maxsize=1024)
   def sensitivity(self, num_rounds: int, *, min_sep: int) -> float:
-    """The norm by which a client may move C x, in clips; see the module.
+    """Returns the norm by which a client may move C x, in clips.
 
     Args:
       num_rounds: Rounds that there are, at most `MAX_ROUNDS`; 0 gives 0.

@@ -67,7 +67,7 @@ class FederatedTraining(
   """
 
   learning_process: tff.learning.templates.LearningProcess
-  build_cohorts: Callable[..., cohorts.CohortSource]
+  build_cohorts: Callable[..., cohorts.Cohorts]
   context: tff.framework.AsyncContext
   num_rounds: int
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
@@ -90,7 +90,7 @@ class FederatedTraining(
         super().validate()
 
   @functools.cached_property
-  def _cohorts(self) -> cohorts.CohortSource:
+  def _cohorts(self) -> cohorts.Cohorts:
     return self.build_cohorts(
         self.client_data.client_ids,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
@@ -120,7 +120,7 @@ class FederatedTraining(
     return await self.learning_process.initialize()
 
   def init_data_position(self) -> cohorts.CohortState:
-    return self._cohorts.iterator().state
+    return self._cohorts.initial_state()
 
   def init_loop_state(
       self, weights: weights_lib.Weights
@@ -132,8 +132,7 @@ class FederatedTraining(
       self, data_position: cohorts.CohortState
   ) -> tuple[list[str], cohorts.CohortState]:
     """Draws a round's cohort of client ids."""
-    iterator = self._cohorts.iterator(data_position)
-    return iterator.select(), iterator.state
+    return self._cohorts.draw(data_position)
 
   async def step(
       self, state: process_lib.State, batch: list[str]
