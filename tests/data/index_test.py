@@ -102,7 +102,7 @@ class IndexTest(cases.TestCase):
           'each once',
       ),
   )
-  def test_refuses_to_write(self, changes, num_clients, message):
+  def test_bad_clients_are_not_written(self, changes, num_clients, message):
     with self.assertRaisesRegex(ValueError, message):
       self.write(_clients(num_clients, **changes))
     self.assertFalse(os.path.exists(self.path(index.CORPUS_FILE)))

@@ -27,7 +27,7 @@ def _serialize(waveform=None, encoding='pcm', **changes) -> bytes:
 
 class SchemaTest(parameterized.TestCase):
 
-  def parse(self, encoding: str, records: list[bytes], most: int):
+  def parse(self, encoding: str, records: list[bytes], max_samples: int):
     """Features of records, and their waveforms, by one graph."""
     decode = schema.build_decode_fn(encoding)
 
@@ -37,24 +37,28 @@ class SchemaTest(parameterized.TestCase):
         ],
         autograph=False,
     )
-    def parse(records, most):
+    def parse(records, max_samples):
       features = schema.parse(records)
-      return features, decode(features, most)
+      return features, decode(features, max_samples)
 
-    return parse(records, most)
+    return parse(records, max_samples)
 
   @parameterized.product(
       encoding=schema.ENCODINGS, num_samples=((1,), (4000,), (3, 70000, 1))
   )
-  def test_parse_gives_back_every_bit(self, encoding, num_samples):
+  def test_parsed_audio_has_the_bits_that_were_written(
+      self, encoding, num_samples
+  ):
     waveforms = [_waveform(70000)[:count] for count in num_samples]
     records = [_serialize(each, encoding=encoding) for each in waveforms]
-    for most in (max(num_samples), max(num_samples) + 2, 2):
-      features, found = self.parse(encoding, records, most)
+    for max_samples in (max(num_samples), max(num_samples) + 2, 2):
+      features, found = self.parse(encoding, records, max_samples)
       self.assertEqual(found.dtype, tf.int16)
-      self.assertEqual(found.shape, [len(num_samples), most])
+      self.assertEqual(found.shape, [len(num_samples), max_samples])
       for waveform, row in zip(waveforms, found.numpy()):
-        np.testing.assert_array_equal(row[: len(waveform)], waveform[:most])
+        np.testing.assert_array_equal(
+            row[: len(waveform)], waveform[:max_samples]
+        )
         self.assertFalse(np.any(row[len(waveform) :]))
     self.assertEqual(features['num_samples'].numpy().tolist(), [*num_samples])
     for name, value in (
@@ -67,7 +71,7 @@ class SchemaTest(parameterized.TestCase):
   @parameterized.product(
       encoding=schema.ENCODINGS, num_samples=(4001, 3999, 2**40), place=(0, 1)
   )
-  def test_wrong_length_is_an_error_that_names_nobody(
+  def test_wrong_length_is_an_error_that_does_not_name_the_client(
       self, encoding, num_samples, place
   ):
     records = [_serialize(encoding=encoding)]
@@ -99,6 +103,6 @@ class SchemaTest(parameterized.TestCase):
       ('encoding', dict(encoding='mp3'), "encoding.*'mp3'"),
       ('num_samples', dict(num_samples=0), 'num_samples'),
   )
-  def test_refuses(self, changes, message):
+  def test_bad_arguments_are_named(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       _serialize(**changes)

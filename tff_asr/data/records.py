@@ -102,7 +102,39 @@ class Reader:
     self._decode = schema.build_decode_fn(corpus.encoding)
 
   @tf.autograph.experimental.do_not_convert
-  def parse(self, rows: RecordLocations) -> dict[str, tf.Tensor]:
+  def read(
+      self, rows: RecordLocations, max_samples: int
+  ) -> dict[str, tf.Tensor]:
+    """Returns a padded chunk of decoded records.
+
+    Args:
+      rows: At least one.
+      max_samples: Samples to keep of a record at most.
+
+    Returns:
+      client_id, transcript, utterance_id string [n]; waveform int16 [n, N], 0
+      past each length; length int32 [n].
+    """
+    features = self._parse(rows)
+    lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
+    lengths = tf.minimum(lengths, max_samples)
+    waveforms = self._decode(features, tf.reduce_max(lengths))
+    return dict(_element(features, waveforms), **{LENGTH: lengths})
+
+  def read_dataset(self, rows: RecordLocations) -> tf.data.Dataset:
+    """Returns elements of `schema.element_spec`, in the order of the rows."""
+
+    @tf.autograph.experimental.do_not_convert
+    def decode(record):
+      features = {name: value[tf.newaxis] for name, value in record.items()}
+      length = tf.cast(record[schema.NUM_SAMPLES], tf.int32)
+      return _element(record, self._decode(features, length)[0])
+
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    return dataset.batch(_AT_ONCE).map(self._parse).unbatch().map(decode)
+
+  @tf.autograph.experimental.do_not_convert
+  def _parse(self, rows: RecordLocations) -> dict[str, tf.Tensor]:
     """Returns the features of records, as `schema.parse`, each [n].
 
     Raises:
@@ -132,6 +164,7 @@ class Reader:
           ],
       )
 
+    # Each check comes before the next step uses the records.
     present = check(
         tf.equal(serialized, ''),
         ' is missing or damaged; copy or write the corpus again.',
@@ -145,38 +178,6 @@ class Reader:
     )
     with tf.control_dependencies([same_client]):
       return tf.nest.map_structure(tf.identity, features)
-
-  @tf.autograph.experimental.do_not_convert
-  def read(
-      self, rows: RecordLocations, max_samples: int
-  ) -> dict[str, tf.Tensor]:
-    """Returns a padded chunk of decoded records.
-
-    Args:
-      rows: At least one.
-      max_samples: Samples to keep of a record at most.
-
-    Returns:
-      client_id, transcript, utterance_id string [n]; waveform int16 [n, N], 0
-      past each length; length int32 [n].
-    """
-    features = self.parse(rows)
-    lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
-    lengths = tf.minimum(lengths, max_samples)
-    waveforms = self._decode(features, tf.reduce_max(lengths))
-    return dict(_element(features, waveforms), **{LENGTH: lengths})
-
-  def read_dataset(self, rows: RecordLocations) -> tf.data.Dataset:
-    """Returns elements of `schema.element_spec`, in the order of the rows."""
-
-    @tf.autograph.experimental.do_not_convert
-    def decode(record):
-      features = {name: value[tf.newaxis] for name, value in record.items()}
-      length = tf.cast(record[schema.NUM_SAMPLES], tf.int32)
-      return _element(record, self._decode(features, length)[0])
-
-    dataset = tf.data.Dataset.from_tensor_slices(rows)
-    return dataset.batch(_AT_ONCE).map(self.parse).unbatch().map(decode)
 
 
 def _element(
