@@ -179,7 +179,7 @@ class TrainingBatchesTest(parameterized.TestCase):
     self.assertLen(seen, num_records)
     self.assertLen(firsts, 100)
 
-  def test_only_the_batch_that_is_due_is_computed(self):
+  def test_only_the_requested_batch_is_computed(self):
     computed = []
 
     def augment(features, lengths, seed):

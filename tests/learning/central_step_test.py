@@ -105,7 +105,9 @@ class DevicesTest(parameterized.TestCase):
   @parameterized.parameters(
       (None,), (('CPU:0', 'CPU:1', 'CPU:2'),), (('CPU:0', 'CPU:1'),)
   )
-  def test_of_several_batches_it_is_the_mean_of_their_means(self, devices):
+  def test_the_gradient_of_several_batches_is_the_mean_of_their_means(
+      self, devices
+  ):
     batches = _batches_of(1, 3, 2)
     means = [
         {name: value.numpy() for name, value in gradients.items()}
@@ -124,7 +126,7 @@ class DevicesTest(parameterized.TestCase):
     with self.assertRaises(AssertionError):
       self.assert_near(found, pooled)
 
-  def test_a_batch_of_stubs_counts_in_the_mean(self):
+  def test_a_batch_of_placeholders_counts_in_the_mean(self):
     one, two = _batches_of(1, 3)
     two = collections.OrderedDict(two, example_weights=tf.zeros([3]))
     expected, _ = _gradients(batches=[one])
@@ -133,7 +135,7 @@ class DevicesTest(parameterized.TestCase):
         found, {name: value / 2 for name, value in expected.items()}
     )
 
-  def test_stubs_count_nowhere(self):
+  def test_placeholders_count_nowhere(self):
     batch = collections.OrderedDict(_batch())
     batch['example_weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
     expected, expected_sum = _gradients(batches=[batch])
@@ -148,7 +150,7 @@ class DevicesTest(parameterized.TestCase):
       for name, value in run(*devices).items():
         np.testing.assert_array_equal(value, first[name], err_msg=name)
 
-  def test_parts_draw_apart(self):
+  def test_parts_have_independent_dropout(self):
     # Two utterances alike, a part each, would else have the same draws.
     batch = collections.OrderedDict(
         (name, value if name == 'seed' else tf.repeat(value[:1], 2, axis=0))
@@ -232,14 +234,16 @@ class CentralStepTest(parameterized.TestCase):
       for name, value in state.global_model_weights.items():
         np.testing.assert_allclose(value, weights[name], atol=1e-5)
 
-  def test_a_batch_of_stubs_changes_no_weight(self):
-    stubs = collections.OrderedDict(_batch(), example_weights=tf.zeros([5]))
+  def test_a_batch_of_placeholders_changes_no_weight(self):
+    placeholders = collections.OrderedDict(
+        _batch(), example_weights=tf.zeros([5])
+    )
     process = central_step.CentralStep(
         model=_MODEL,
         optimizer=tff.learning.optimizers.build_sgdm(0.1),
     )
     state = process.initialize()
-    output = process.next(state, [stubs])
+    output = process.next(state, [placeholders])
     self.assertEqual([float(x) for x in output.metrics.values()], [0, 0])
     tf.nest.map_structure(
         np.testing.assert_array_equal,

@@ -153,7 +153,7 @@ class ClippedGradientsTest(parameterized.TestCase):
     for name, gradient in whole.items():
       np.testing.assert_allclose(clipped[name] * norm, gradient, rtol=1e-4)
 
-  def test_stubs_and_copies_leave_the_mean_over_utterances(self):
+  def test_placeholders_do_not_change_the_mean_over_utterances(self):
     _, _, batch = _batches()
     whole, loss_sum = self.gradients(batch, 1e9)
     with_stub = collections.OrderedDict(
@@ -174,10 +174,10 @@ class ClippedGradientsTest(parameterized.TestCase):
         np.testing.assert_allclose(
             other[name], gradient, atol=3e-6 * _global_norm(whole)
         )
-    stubs = collections.OrderedDict(
+    placeholders = collections.OrderedDict(
         batch, example_weights=tf.zeros_like(batch['example_weights'])
     )
-    gradients, loss_sum = self.gradients(stubs, 1.0)
+    gradients, loss_sum = self.gradients(placeholders, 1.0)
     self.assertEqual((_global_norm(gradients), float(loss_sum)), (0, 0))
 
 
@@ -223,7 +223,7 @@ def _round(**limits):
 
 class TotalsTest(absltest.TestCase):
 
-  def test_batches_of_stubs_are_neither_the_first_nor_the_last(self):
+  def test_batches_of_placeholders_are_neither_the_first_nor_the_last(self):
     totals = client_update._no_totals()
     for weights, loss_sum in (
         ([0.0], 0.0), ([1.0, 0.0, 1.0], 6.0), ([1.0, 0.0], 5.0), ([0.0], 0.0)
@@ -264,7 +264,7 @@ class ClientWorkTest(absltest.TestCase):
       )
     return total, {name: float(value) for name, value in measurements.items()}
 
-  def test_steps_pass_over_the_data_again_and_counts_add_up(self):
+  def test_steps_repeat_the_data_and_counts_add_up(self):
     _, weights, _ = _batches()
     # cai has one utterance, so one batch; ann has three, all in one batch; bob
     # has three batches, so that his steps end within a pass. 'nobody' has none.
@@ -305,7 +305,7 @@ class ClientWorkTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'jit_compile needs .*buckets'):
       _client_work(tiny.recognizer(), num_steps=1, jit_compile=True)
 
-  def test_a_client_that_is_not_finite_is_counted_and_nothing_else(self):
+  def test_a_non_finite_client_is_counted_and_adds_nothing(self):
     _, weights, _ = _batches()
     broken = collections.OrderedDict(weights)
     broken['head/bias'] = tf.fill(weights['head/bias'].shape, np.nan)
@@ -363,7 +363,7 @@ class ClientWorkTest(absltest.TestCase):
             counts['delta_norm_sum'], sum(norms), rtol=1e-5
         )
 
-  def test_what_is_left_out_weighs_nothing(self):
+  def test_utterances_left_out_do_not_count_in_weights(self):
     # ann's second utterance has no transcript: a placeholder in her only batch.
     _, weights, _ = _batches()
     data = fakes.client_data().preprocess(
@@ -397,7 +397,7 @@ class ClientWorkTest(absltest.TestCase):
             weighed[name], weight * value, rtol=1e-6, err_msg=name
         )
 
-  def test_lamb_steps_as_its_twin_and_starts_anew_at_each_client(self):
+  def test_lamb_matches_its_numpy_twin_and_restarts_at_each_client(self):
     # cai, twice: the second one's state is not what the first one left.
     model, weights, _ = _batches()
     batches = fakes.tiny_pipeline(model).training_batches(

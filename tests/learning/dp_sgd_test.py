@@ -157,7 +157,9 @@ def tearDownModule():
 class ExampleGradientsTest(parameterized.TestCase):
 
   @parameterized.parameters(('conformer', 'dim'), ('transformer', 'global'))
-  def test_one_by_one_they_equal_a_loop_over_single_examples(self, kind, split):
+  def test_gradients_by_example_equal_a_loop_over_single_examples(
+      self, kind, split
+  ):
     model = _model(kind)
     weights = model.initialize(tf.constant([1, 2]))
     batch = _batch(0, 1, 2, 3, 4)
@@ -277,7 +279,7 @@ class DpSgdTest(parameterized.TestCase):
   @parameterized.parameters(
       (0.0, dict(start_prob=0.1)), (0.3, dict(start_prob=1, noise_stddev=0.0))
   )
-  def test_each_step_client_and_utterance_has_a_stream_of_its_own(
+  def test_each_step_client_and_utterance_draws_independently(
       self, dropout, options
   ):
     model = tiny.predictor(dropout=dropout, **options)
@@ -305,7 +307,7 @@ class DpSgdTest(parameterized.TestCase):
     self.assertLen(set(found), len(keys))
     self.assertEqual(found[4], gradient(*keys[4]))
 
-  def test_masks_their_noise_and_dropout_draw_apart(self):
+  def test_masks_noise_and_dropout_draw_independently(self):
     model = tiny.predictor()
     batch = _batch(0, 1, 2)
     with calls.recorded_seeds() as fixed:
@@ -322,7 +324,7 @@ class DpSgdTest(parameterized.TestCase):
     self.assertLen(seeds, 2 * 3 * 5)
     self.assertLen(set(seeds), len(seeds))
 
-  def test_a_step_of_nobody_is_noise_alone_and_charged_as_any(self):
+  def test_a_step_without_examples_is_noise_and_is_charged(self):
     step = _build(noise=2.0)
     moves = _moves(step)
     values = np.concatenate([part.ravel() for part in moves.values()])
@@ -362,7 +364,7 @@ class DpSgdTest(parameterized.TestCase):
     state = _build(frozen=frozen, optimizer=_ADAM).initialize()
     self.assertEqual(list(state.finalizer['accumulator']), live)
 
-  def test_a_restored_state_goes_on_with_the_same_bits(self):
+  def test_a_restored_state_continues_with_the_same_bits(self):
     batches = [_batch(0, 1, 2)], [_batch(3), _batch(4)]
     step = _build(noise=1.0, optimizer=_ADAM)
     state = half = step.next(_keyed(step.initialize()), batches[0]).state
@@ -379,7 +381,7 @@ class DpSgdTest(parameterized.TestCase):
     query_state = resumed.aggregator.query_state
     self.assertEqual(int(query_state.counter), 2)
 
-  def test_the_state_tells_the_event_and_what_is_frozen(self):
+  def test_the_state_holds_the_event_and_the_frozen_names(self):
     step = _build(noise=2.0, frozen=_FROZEN)
     before = _keyed(step.initialize())
     after = step.next(before, [_batch(0)]).state
@@ -400,7 +402,7 @@ class DpSgdTest(parameterized.TestCase):
           other[name], value, atol=1e-5 * _norm(one), err_msg=name
       )
 
-  def test_gradients_of_examples_are_what_a_step_adds_up(self):
+  def test_a_step_sums_the_gradients_of_its_examples(self):
     step = _build(is_public=True)
     weights = step.initialize().global_model_weights
     gradients = dp_sgd.build_example_gradients(_TINY, seed=3)

@@ -307,7 +307,7 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     # Some layers are clipped and some not, or the test shows little.
     self.assertBetween(num_clipped, num_layers / 10, num_layers * 9 / 10)
 
-  def test_rounds_and_clients_have_seeds_of_their_own(self):
+  def test_rounds_and_clients_have_different_seeds(self):
     twin = _twin()
     orders = {
         key: [list(batch['utterance_id'].numpy()) for batch in batches]
@@ -475,7 +475,7 @@ class ProcessTest(cases.TestCase):
     num_bytes = 4 * sum(sizes.values())
     self.assertEqual(fed_avg.traffic(initial), (num_bytes, num_bytes))
 
-  def test_what_a_client_adds_is_the_same_whoever_else_comes(self):
+  def test_a_clients_update_does_not_depend_on_other_clients(self):
     # Sums of integers, so that one bit more or less would show.
     process = _of_shards(3)
     sums = []
@@ -542,7 +542,7 @@ class ProcessTest(cases.TestCase):
     np.testing.assert_array_equal(claimed, honest)
 
   @pytest.mark.slow
-  def test_native_gives_the_same(self):
+  def test_the_native_runtime_gives_the_same(self):
     process = _build(num_epochs=1)
     ours, _ = federated_twin.run(process, _COHORTS)
     theirs, _ = federated_twin.run(

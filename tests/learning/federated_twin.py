@@ -143,7 +143,7 @@ class Twin:
     local = {name: value.astype(np.float64) for name, value in weights.items()}
     losses, batch_losses, grad_norms = [], [], []
     for batch in self.batches[round_num, client_id]:
-      assert np.all(batch['example_weights'] == 1)  # No stubs in these data.
+      assert np.all(batch['example_weights'] == 1)  # No placeholders.
       step_losses, gradients = self._gradients(
           collections.OrderedDict(
               (name, tf.constant(value, tf.float32))

@@ -217,7 +217,7 @@ class BestRqTest(parameterized.TestCase):
     np.testing.assert_array_equal(one.labels, other.labels)
     self.assertFalse(np.array_equal(one.features, other.features))
 
-  def test_each_mask_noise_and_dropout_is_drawn_from_a_stream_of_its_own(self):
+  def test_masks_noise_and_dropout_are_drawn_from_independent_streams(self):
     # Two steps of three utterances, in which two layers draw their dropout.
     model = _model(
         encoder=transformer.build(
@@ -263,7 +263,7 @@ class BestRqTest(parameterized.TestCase):
 
     self.assertFalse(np.allclose(loss(_model()), loss(_model(**options))))
 
-  def test_any_encoder_of_as_many_frames_will_do(self):
+  def test_any_encoder_with_as_many_frames_can_be_used(self):
     encoder = transformer.build(
         num_blocks=1, dim=8, mlp_dim=8, num_heads=2, feature_dim=_BINS
     )

@@ -149,7 +149,7 @@ def _train(row: str, **options) -> np.ndarray:
 class ContractTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*_NAMES)
-  def test_padding_and_company_do_not_change_outputs(self, row):
+  def test_padding_and_other_utterances_do_not_change_outputs(self, row):
     encoder, stride, weights = _build(row), _ROWS[row][3], _weights(row)
     lengths = [16, 4, 30, 7, 2]
     each = [_features(length, _BINS) for length in lengths]
@@ -207,7 +207,7 @@ class ContractTest(parameterized.TestCase):
       )
 
   @parameterized.named_parameters(*_NAMES)
-  def test_only_the_seed_decides_what_training_draws(self, row):
+  def test_training_draws_depend_on_the_seed_alone(self, row):
     encoder = _build(row, num_blocks=1, dropout=0.3)
     weights, features = _weights(row, 1), _features(2, 16, _BINS)
     run = lambda seed: _apply(encoder, features, [16, 12], seed, weights)[0]
@@ -246,7 +246,7 @@ class ContractTest(parameterized.TestCase):
       ),
       seed=(None, (3, 4)),
   )
-  def test_bfloat16_rounds_and_no_more(self, setting, seed):
+  def test_bfloat16_changes_rounding_alone(self, setting, seed):
     # With a seed also the draws are float32's, and there are gradients, which
     # only training takes. Eight bits round by up to 2^-9 = .2 % at each of some
     # 30 ops of the way; some gradients nearly cancel, and processors differ
@@ -327,7 +327,7 @@ class StreamsTest(parameterized.TestCase):
       ('conv', {}, 1 + 3),
       ('conformer', {}, 1 + 3 * 7),
   )
-  def test_training_draws_from_a_stream_each(self, row, options, num_draws):
+  def test_layers_draw_from_independent_streams(self, row, options, num_draws):
     encoder = _build(row, num_blocks=3, dropout=0.1, **options)
     weights = _weights(row, 3)
     features = _features(2, 16, _BINS)

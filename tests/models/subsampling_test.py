@@ -59,7 +59,7 @@ class SubsamplingTest(parameterized.TestCase):
       (1, 2), (5, 2), (5.1, 2), (10, 2), (10.1, 3), (15, 3), (15.1, 2), (20, 2),
       (25, 2), (26, 3), (30, 3),
   )
-  def test_padding_as_published_hangs_on_the_longest_of_the_batch(
+  def test_published_padding_depends_on_the_longest_of_the_batch(
       self, longest_sec, left
   ):
     front = _build_3x(padding=subsampling.FLAX_SAME)

@@ -196,7 +196,7 @@ class ContractTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(before[0], after[0]))
 
   @parameterized.named_parameters(*_ROWS)
-  def test_gradients_of_another_form_are_refused(self, build):
+  def test_gradients_of_another_structure_are_rejected(self, build):
     optimizer = build()
     state = optimizer.initialize([tf.TensorSpec([2])])
     weights = [tf.ones([2])]
@@ -222,7 +222,7 @@ class ContractTest(parameterized.TestCase):
     self.assertTrue(state_type.is_assignable_from(result[0]))
     self.assertTrue(weights_type.is_assignable_from(result[1]))
 
-  def test_recording_keeps_the_gradient_and_changes_nothing_else(self):
+  def test_gradient_tracing_keeps_the_gradient_and_changes_nothing_else(self):
     inner, specs = lamb.build_lamb(0.05), _STRUCTURES['nested']
     _, expected = _begin(inner, specs, range(3))
     state, found = _begin(

@@ -55,7 +55,7 @@ class GroupedTest(parameterized.TestCase):
       alone, expected = inner.next(alone, expected, tf.constant(gradient))
     np.testing.assert_allclose(weights['a'], expected, rtol=1e-6)
 
-  def test_the_group_may_have_a_warm_up_of_its_own(self):
+  def test_the_group_may_have_another_warm_up(self):
     sgd = tff.learning.optimizers.build_sgdm(1.0)
     over = lambda rounds: schedules.scheduled(
         sgd, schedule=schedules.warmup(schedules.constant(0.4), rounds=rounds)

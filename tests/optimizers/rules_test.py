@@ -96,7 +96,7 @@ class RulesTest(parameterized.TestCase):
     _, found = _run(optimizer, weight, gradients)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
-  def test_what_lars_added_at_another_rate_keeps_it(self):
+  def test_momentum_of_lars_keeps_the_rate_of_each_step(self):
     # One step of v = .0025 g at rate .5; at rate 0 afterwards .9 v is left.
     optimizer = lars.build_lars(0.5)
     gradient = tf.constant([0.6, 0.8])

@@ -239,6 +239,7 @@ class Pipeline:
     else:
       num_chunks = per_epoch * num_epochs
     client_id = rows[schema.CLIENT_ID][0]
+    # Clients of a round share its seed; their ids make their draws differ.
     client_number = tf.cast(
         tf.strings.to_hash_bucket_fast(client_id, 2**31 - 1), tf.int32
     )
@@ -276,6 +277,7 @@ class Pipeline:
     }
     if records.OFFSET in rows:
       return self.read(rows, self.max_samples)
+    # Rows in memory are padded to the client's longest utterance.
     most = tf.reduce_max(rows['length'])
     return dict(rows, waveform=rows[schema.WAVEFORM][:, :most])
 
@@ -364,6 +366,7 @@ class Pipeline:
     )
     lengths = tf.where(has_features, lengths, buckets_lib.PLACEHOLDER_FRAMES)
     num_samples = tf.where(has_features, num_samples, _PLACEHOLDER_SAMPLES)
+    # Stable, so that the order does not depend on the sorting algorithm.
     order = tf.argsort(num_samples, stable=True)
     ordered = lambda value: tf.gather(value, order)
     num_samples = ordered(num_samples)
@@ -375,6 +378,7 @@ class Pipeline:
     ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
     bounds = tf.stack([starts, ends], axis=1)
     if is_training:
+      # Otherwise each chunk would go from short to long utterances.
       bounds = tf.random.experimental.stateless_shuffle(bounds, order_seed)
     utterances = dict(
         client_id=chunk['client_id'],
@@ -433,6 +437,7 @@ class Pipeline:
         features = augmented()
       else:
         features = tf.cond(is_augmented, augmented, lambda: features)
+    # SpecAugment and log-mel may have written into placeholders.
     has_features = chunk.has_features[start:end, tf.newaxis, tf.newaxis]
     batch['features'] = tf.where(has_features, features, 0)
     most = tf.reduce_max(batch['label_lengths'])

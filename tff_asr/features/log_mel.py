@@ -120,6 +120,7 @@ def log_mel(
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))
   bins = tf.matmul(spectrum, tf.constant(filters()))
   feature_lengths = num_frames(num_samples)
+  # The floor keeps digital silence finite.
   log = tf.math.log(tf.maximum(bins, FLOOR))
   return normalize(log, feature_lengths), feature_lengths
 
@@ -138,6 +139,7 @@ def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
 
   size = tf.shape(features)[1]
   valid = tf.sequence_mask(feature_lengths, size)[:, :, tf.newaxis]
+  # At least 1, so that an utterance without frames stays finite.
   elements = tf.cast(feature_lengths * features.shape[-1], tf.float32)
   count = tf.maximum(elements, 1.0)[:, tf.newaxis, tf.newaxis]
   return standardize(
@@ -170,6 +172,7 @@ def standardize(
 
   total = lambda x: tf.reduce_sum(x, axis=axes, keepdims=True)
   mean = total(tf.where(valid, values, 0.0)) / count
+  # Chosen, not multiplied: padding may hold NaN, and 0 * NaN is NaN.
   centred = tf.where(valid, values - mean, 0.0)
   variance = total(tf.square(centred)) / count
   return centred * tf.math.rsqrt(variance + epsilon)
@@ -194,6 +197,7 @@ def compute(waveform: np.ndarray) -> np.ndarray:
   real, imaginary = np.split(frames @ frame_transform(), 2, axis=1)
   spectrum = np.sqrt(np.square(real) + np.square(imaginary))
   log = np.log(np.maximum(spectrum @ filters(), FLOOR))
+  # Sums in float64: a minute has half a million values.
   centred = log - np.mean(log, dtype=np.float64)
   variance = np.mean(np.square(centred), dtype=np.float64)
   return (centred / np.sqrt(variance + VARIANCE_EPSILON)).astype(np.float32)
@@ -220,6 +224,7 @@ def frame_transform() -> np.ndarray:
 @functools.lru_cache(maxsize=1)
 def filters() -> np.ndarray:
   """Returns float32 [257, F]: weights of the FFT's bins in each mel filter."""
+  # HTK's mel scale: 1127 ln(1 + f / 700).
   nyquist = SAMPLE_RATE_HZ / 2
   top = 1127.0 * math.log1p(nyquist / 700.0)
   edges = 700.0 * np.expm1(np.linspace(0.0, top, NUM_MEL_BINS + 2) / 1127.0)

@@ -31,6 +31,7 @@ def draw(
   Returns:
     bool [B, T], False at and past each length.
   """
+  # Utterance by utterance: draws must not depend on the batch.
   draws = tf.map_fn(
       lambda seed: tf.random.stateless_uniform([size], seed),
       seeds,

@@ -54,6 +54,7 @@ def build(
       features: tf.Tensor, feature_lengths: tf.Tensor, seed: tf.Tensor
   ) -> tf.Tensor:
     batch_size, size, num_bins = tf.unstack(tf.shape(features))
+    # Frequency and time masks are independent.
     freq_seed, time_seed = tf.unstack(tf.random.split(seed, 2))
     bins = tf.fill([batch_size], num_bins)
     freq_limits = tf.minimum(max_freq_width, bins)
@@ -64,6 +65,7 @@ def build(
     keep_time = _keep(
         size, feature_lengths, num_time_masks, time_limits, time_seed
     )
+    # A value is kept if no mask covers its frame or its bin.
     keep = keep_time[:, :, tf.newaxis] & keep_freq[:, tf.newaxis, :]
     return tf.where(keep, features, tf.zeros_like(features))
 
@@ -81,6 +83,7 @@ def _keep(
 
   A mask's width is below its row's limit, and it lies before the row's length.
   """
+  # Widths first: starts depend on them.
   width_seed, start_seed = tf.unstack(tf.random.split(seed, 2))
   shape = [tf.size(lengths), num_masks]
   scaled = lambda seed, most: tf.cast(

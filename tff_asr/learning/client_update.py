@@ -224,6 +224,7 @@ def _build_train(
         examples, seed=seed, num_epochs=local.num_epochs
     )
     initial = weights
+    # No state stays at a client between rounds.
     optimizer_state = initial_state()
     totals = _no_totals()
     chunk_num = tf.constant(0)
@@ -233,6 +234,7 @@ def _build_train(
           seed=tf.random.fold_in(client.seed, chunk_num),
       )
       chunk_num += 1
+      # Batches that no step is left for are not computed.
       num_batches = pipeline_lib.num_batches(chunk)
       if num_steps is not None:
         num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
@@ -362,6 +364,7 @@ def _result(
       ),
   )
   has_trained = is_finite & (num_utterances > 0)
+  # A non-finite client must not make the sums over clients non-finite.
   measurements = collections.OrderedDict(
       audio_sec=audio_sec,
       delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
@@ -506,5 +509,6 @@ def clip(
 ) -> weights_lib.Weights:
   """Scales gradients down to a global norm, if theirs is larger."""
   norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
+  # 1 for gradients within the norm, without a branch.
   factor = max_norm / tf.maximum(norm, max_norm)
   return tf.nest.map_structure(lambda gradient: gradient * factor, gradients)

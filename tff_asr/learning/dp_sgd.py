@@ -178,9 +178,11 @@ class DpSgd:
     seed = tf.random.fold_in(
         tf.constant(state.distributor.seed), state.distributor.round_num
     )
+    # Restored states hold arrays, which each device would copy again.
     weights = weights_lib.to_tensors(state.global_model_weights)
     params = self._clipping_params(state.aggregator.query_state)
     sums = self._sum((weights, params, seed), batches)
+    # A Poisson-sampled batch may be empty. Its step is noise, and is charged.
     if sums is None:
       sums = _zeros(self._live(weights), self._query)
     query_state, finalizer = tf.nest.map_structure(
@@ -411,6 +413,7 @@ _GradientOf = Callable[
 
 def _examples(batch: pipeline_lib.Batch, seed: tf.Tensor) -> _Examples:
   """The examples of a batch, with seeds by step and by name."""
+  # By name, not by row: packing does not change an example's draws.
   names = tf.strings.join(
       [batch['client_id'], batch['utterance_id']], separator='\n'
   )
@@ -518,6 +521,7 @@ def _sum_by_example(
       lambda number, _: number < batch_size,
       add,
       (tf.constant(0), _zeros(weights, query)),
+      # In the memory of one example.
       parallel_iterations=1,
   )
   return sums

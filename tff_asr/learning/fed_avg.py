@@ -138,6 +138,7 @@ def build(
   )
   if canaries is not None:
     client_work = canaries_lib.wrap(client_work, canaries=canaries)
+  # Deltas of the trained weights, and the clients' numbers.
   result_type = client_work.next.type_signature.result.result.member
   process = tff.learning.templates.compose_learning_process(
       initial_weights,
@@ -213,7 +214,9 @@ def _build_distributor(
   @tff.tensorflow.computation(state_type, weights_type)
   def prepare(state, weights):
     broadcast = collections.OrderedDict(
-        seed=tf.random.fold_in(state.seed, state.round_num), weights=weights
+        # Clients fold their id into it, so rounds and clients differ.
+        seed=tf.random.fold_in(state.seed, state.round_num),
+        weights=weights,
     )
     if unaugmented_rounds:
       broadcast['is_augmented'] = state.round_num >= unaugmented_rounds

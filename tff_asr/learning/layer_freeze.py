@@ -74,6 +74,7 @@ class LayerFreeze:
       order.sort(key=lambda name: sign * scores[name])
     # The last one always stays trained.
     sizes = [_count([name], specs) for name in order[:-1]]
+    # Parameters that are frozen with none, one, two ... of the layers.
     frozen = np.cumsum([0, *sizes])
     number = np.argmin(np.abs(frozen - self.share * weights_lib.count(specs)))
     return sorted(order[:number])

@@ -57,6 +57,7 @@ def build(
         tf.math.is_finite(norm),
         ['The aggregated update is not finite: was the noise key set?'],
     )
+    # Nothing is updated before the check has passed.
     with tf.control_dependencies([check]):
       delta = tf.nest.map_structure(tf.identity, delta)
     new_state, live = optimizer.next(

@@ -61,8 +61,10 @@ def apply(
     As inputs, [B, S, D]; values at padded frames are arbitrary but finite.
   """
   query, key, value = _project(weights, inputs, num_heads=num_heads)
+  # Known when traced, unlike batch size and frames.
   dim = inputs.shape[-1]
   head_dim = dim // num_heads
+  # Dividing queries is cheaper than dividing scores [B, H, S, S].
   if rounding == 'published':
     query /= tf.cast(math.sqrt(head_dim), query.dtype)
     softmax_dtype = query.dtype
@@ -102,6 +104,7 @@ def apply_relative(
   size, dim = tf.shape(inputs)[1], inputs.shape[-1]
   head_dim = dim // num_heads
   query, key, value = _project(weights, inputs, num_heads=num_heads)
+  # From S - 1 (the first frame to the last) down to 1 - S.
   distances = size - 1 - tf.range(tf.maximum(2 * size - 1, 1))
   positions = layers.matmul(
       tf.cast(
@@ -119,6 +122,7 @@ def apply_relative(
   content = tf.matmul(query + by_head(weights['u']), key, transpose_b=True)
   position = tf.matmul(query + by_head(weights['v']), positions)
   scores = (content + _shift(position)) * (1 / math.sqrt(head_dim))
+  # The softmax is float32 whatever the activations are.
   scores = tf.cast(scores, tf.float32)
   return _combine(weights, scores, value, valid, dropout=dropout, seed=seed)
 
@@ -146,6 +150,7 @@ def _combine(
   """Weighs values of valid frames by the softmax of scores [B, H, S, S]."""
   batch_size, _, size, _ = tf.unstack(tf.shape(value))
   dim = value.shape[1] * value.shape[3]
+  # Added to the scores of padded keys, so that their softmax is 0.
   masked = (1 - tf.transpose(valid, [0, 2, 1])[:, tf.newaxis]) * _MASKED
   scores += tf.cast(masked, scores.dtype)
   attention = tf.cast(tf.nn.softmax(scores), value.dtype)

@@ -80,6 +80,8 @@ class BestRqModel:
       seeds: int32 [B, 2], one an utterance.
     """
     batch_size, size, _ = tf.unstack(tf.shape(features))
+    # One seed for masks and one for noise, by utterance: draws then do not
+    # depend on the batch.
     split = tf.map_fn(lambda seed: tf.random.split(seed, 2), seeds)
     is_hidden = span_masks.draw(
         feature_lengths,
@@ -89,6 +91,7 @@ class BestRqModel:
         width=self.span_frames,
     )
     num_stacked = self.quantizer.num_stacked
+    # Feature frames of each label; the rest of the last one has no label.
     num_labels = size // num_stacked
     by_label = tf.reshape(
         is_hidden[:, : num_labels * num_stacked],
@@ -141,6 +144,7 @@ class BestRqModel:
       unused_label_lengths: Their lengths.
       seed: int32 [2], of masks and dropout.
     """
+    # Masks and dropout must not share random bits.
     mask_seed, dropout_seed = tf.unstack(tf.random.split(seed, 2))
     seeds = tf.random.split(mask_seed, tf.shape(features)[0])
     masked = self.mask(features, feature_lengths, seeds)
@@ -196,6 +200,7 @@ def build(
         f'span_sec {span_sec} is shorter than the {num_stacked} frames of a '
         'label, which it has to hide.'
     )
+  # Encoders only expose a function of lengths, so it is compared by values.
   lengths = range(1, _COMPARED_LENGTHS)
   if any(encoder.output_lengths(n) != n // num_stacked for n in lengths):
     raise ValueError(
@@ -225,6 +230,7 @@ def loss(logits: tf.Tensor, masked: Masked) -> tf.Tensor:
       labels=masked.labels, logits=logits
   )
   is_masked = tf.cast(masked.is_masked, tf.float32)
+  # An utterance without masked frames has loss 0, not 0 / 0.
   count = tf.maximum(tf.reduce_sum(is_masked, axis=1), 1.0)
   return tf.reduce_sum(losses * is_masked, axis=1) / count
 

@@ -120,6 +120,7 @@ def _block_specs(
     relative_attention: bool,
 ) -> weights_lib.Specs:
   """Weights of one block."""
+  # Each module normalises its inputs first.
   layer_norm = weights_lib.prefix('ln', layers.norm_specs(dim))
   mlp = {
       **layer_norm,
@@ -176,6 +177,7 @@ def _block(
 
   def convolution(weights, normed, seed):
     gated = layers.glu(layers.matmul(normed, weights['w3']))
+    # Padding must read as 0 in the convolution.
     gated *= tf.cast(valid, gated.dtype)
     hidden = _depthwise(gated, weights['depthwise'])
     hidden = layers.group_norm(
@@ -191,9 +193,11 @@ def _block(
     """A module on the normed stream, in `activation_dtype`; its outputs."""
     own = weights_lib.select(name, weights)
     normed = layers.layer_norm(weights_lib.select('ln', own), hidden)
+    # The residual stream stays float32.
     normed = tf.cast(normed, activation_dtype)
     return tf.cast(module(own, normed, seed), tf.float32)
 
+  # Modules must not share the random bits of dropout.
   mlp_1_seed, attention_seed, conv_seed, mlp_2_seed = layers.split_seed(
       seed, 4
   )

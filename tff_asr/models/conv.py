@@ -99,6 +99,7 @@ def _block(
   normed = layers.layer_norm(weights_lib.select('norm', weights), inputs)
   kernel = tf.cast(weights['kernel'], activation_dtype)
   reach = kernel.shape[0] // 2
+  # Layer norm makes padding nonzero; the convolution must read 0 there.
   padded = tf.pad(normed * valid, [[0, 0], [reach, reach], [0, 0]])
   hidden = convolution.convolve(tf.cast(padded, activation_dtype), kernel, 1)
   hidden = tf.cast(hidden, tf.float32) + weights['bias']

@@ -71,6 +71,7 @@ class CtcModel:
     hidden, lengths = self.encoder.apply(
         weights, features, feature_lengths, seed
     )
+    # The published code computes the head in bfloat16, too.
     hidden = tf.cast(hidden, self.head_dtype)
     outputs = layers.matmul(hidden, weights['head/kernel'])
     outputs += tf.cast(weights['head/bias'], self.head_dtype)
@@ -365,6 +366,7 @@ def _forward_backward(
   all_paths = tf.reduce_logsumexp(
       tf.where(lattice.is_end, paths[:batch_size], _LOG_ZERO), axis=1
   )
+  # Sums of _LOG_ZERO and scores stay far below this.
   is_possible = all_paths > _LOG_ZERO / 2
   rest = best[:, :, 0] - tf.reduce_logsumexp(by_frame, axis=2)
   rest = tf.reduce_sum(tf.where(in_length, rest, 0.0), axis=0)
@@ -411,6 +413,7 @@ def greedy_tokens(
     int32 [B, S], and bool [B, S]: true where a token other than the blank
     begins, before each length.
   """
+  # The blank is the last output.
   blank = logits.shape[-1] - 1
   best = tf.argmax(logits, axis=-1, output_type=tf.int32)
   previous = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=-1)

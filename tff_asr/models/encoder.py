@@ -78,6 +78,8 @@ def stack(
     specs |= weights_lib.prefix('norm', layers.norm_specs(front.output_dim))
 
   def apply(weights, features, feature_lengths, seed):
+    # One seed for the front end, one for positions if there are any, and one
+    # for each block.
     front_seed, *seeds = layers.split_seed(
         seed, num_blocks + (1 if embed is None else 2)
     )
@@ -90,6 +92,7 @@ def stack(
     size = tf.shape(hidden)[1]
     if embed is not None:
       hidden += embed(lengths, size, seeds.pop(0))
+    # Attention and norms must leave out padded frames.
     valid = layers.mask(lengths, size)
     for name, block_seed in zip(names, seeds, strict=True):
       block_weights = weights_lib.select(name, weights)

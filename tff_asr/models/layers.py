@@ -45,6 +45,7 @@ def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
   Returns:
     As inputs.
   """
+  # Statistics in float32: bfloat16 has 8 bits.
   values = tf.cast(inputs, tf.float32)
   mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
   normed = (values - mean) * tf.math.rsqrt(variance + _EPSILON)
@@ -78,6 +79,7 @@ def group_norm(
   values = tf.reshape(
       tf.cast(inputs, tf.float32), [batch_size, size, num_groups, group_dim]
   )
+  # At least one frame, so that an utterance without frames stays finite.
   count = tf.maximum(tf.reduce_sum(valid, axis=1), 1.0) * group_dim
   normed = log_mel.standardize(
       values,
@@ -106,8 +108,10 @@ def dropout(
   if seed is None or rate == 0:
     return inputs
   size = tf.size(inputs)
+  # Each uint32 is two draws.
   pairs = _draw([(size + 1) // 2], seed)
   draws = tf.reshape(tf.bitcast(pairs, tf.uint16), [-1])[:size]
+  # At most 2^16 - 1, the largest uint16.
   num_dropped = min(round(rate * 2**16), 2**16 - 1)
   kept = tf.cast(draws >= tf.constant(num_dropped, tf.uint16), inputs.dtype)
   kept *= tf.cast(1 / (1 - num_dropped / 2**16), inputs.dtype)
@@ -152,6 +156,7 @@ def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   outputs = tf.matmul(rows, tf.cast(weight, inputs.dtype))
   shape = tf.concat([tf.shape(inputs)[:-1], weight.shape[1:]], axis=0)
   outputs = tf.reshape(outputs, shape)
+  # The reshape loses static sizes that later layers need.
   outputs.set_shape(inputs.shape[:-1] + weight.shape[1:])
   return outputs
 

@@ -45,9 +45,11 @@ def cape(
     float32 [B, S, D]: sines at even and cosines at odd places, with
     frequencies 30 * 10000^(-2k / D) radians a second; 0 past each length.
   """
+  # The middle of the utterance is at second 0.
   centres = (tf.cast(lengths, tf.float32) - 1) / 2
   seconds = (_frames(size) - centres[:, tf.newaxis]) * frame_sec
   if seed is not None:
+    # One shift for all frames of an utterance.
     draws = layers.uniform([tf.shape(lengths)[0], 1], seed)
     seconds += draws * (2 * max_shift_sec) - max_shift_sec
   embedding = sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
@@ -86,6 +88,7 @@ def sinusoids(
   """
   half = np.arange(dim) // 2
   frequencies = scale * np.exp(-2 * half * math.log(1e4) / dim)
+  # A cosine is a sine a quarter turn ahead.
   phases = (math.pi / 2) * (np.arange(dim) % 2)
   angles = positions[..., tf.newaxis] * frequencies.astype(np.float32)
   return tf.sin(angles + phases.astype(np.float32))

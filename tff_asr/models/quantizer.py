@@ -86,6 +86,7 @@ class Quantizer:
     """
     batch_size, size, _ = tf.unstack(tf.shape(features))
     num_labels = size // self.num_stacked
+    # Labels are of the clean features, before frames are masked.
     normed = _normalize_bins(features, feature_lengths)
     stacked = tf.reshape(
         normed[:, : num_labels * self.num_stacked],
@@ -114,6 +115,7 @@ def perplexity(counts: tf.Tensor) -> tf.Tensor:
   """
   counts = tf.cast(counts, tf.float64)
   shares = counts / tf.maximum(tf.reduce_sum(counts), 1.0)
+  # xlogy(0, 0) is 0: unused labels do not count.
   return tf.exp(-tf.reduce_sum(tf.math.xlogy(shares, shares)))
 
 

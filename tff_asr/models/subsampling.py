@@ -98,9 +98,11 @@ def build_3x(
 
   def apply(weights, features, feature_lengths, seed):
     valid = layers.mask(feature_lengths, tf.shape(features)[1])
+    # Again: the zeros of SpecAugment have changed mean and variance.
     normed = log_mel.normalize(features, feature_lengths)
     scaled = normed * weights['input_scale'] + weights['input_bias']
     scaled = layers.rounded(scaled * valid, input_dtype)
+    # The kernel is centred on its group of 3 frames.
     pad_left = num_padded // 2
     if padding == FLAX_SAME:
       frames = _published_frames(tf.reduce_max(feature_lengths))
@@ -164,6 +166,7 @@ def build_4x(
           hidden + tf.cast(weights[f'bias_{number}'], activation_dtype)
       )
       lengths = lengths // _CONV_STRIDE_4X
+      # The bias made padding nonzero, which the next convolution would read.
       valid = layers.mask(lengths, tf.shape(hidden)[1])[:, :, :, tf.newaxis]
       hidden *= tf.cast(valid, activation_dtype)
     batch_size, size, _, _ = tf.unstack(tf.shape(hidden))

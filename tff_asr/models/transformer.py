@@ -91,6 +91,7 @@ def build(
         f'num_heads {num_heads}.'
     )
 
+  # The published code also rounds the inputs of the first block.
   entry_dtype = activation_dtype if rounding == 'published' else 'float32'
 
   def embed(lengths, size, seed):
@@ -156,6 +157,7 @@ def _block(
     rounding: str,
 ) -> tf.Tensor:
   """One block; in training, with probability layer_drop, without its halves."""
+  # Three seeds, so that layer drop does not depend on dropout.
   attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
 
   def attend(hidden: tf.Tensor) -> tf.Tensor:
@@ -189,6 +191,7 @@ def _block(
     return ln2(hidden + mlp(hidden))
 
   def skip() -> tf.Tensor:
+    # With norm 'post' the stream passes both norms even without the halves.
     return inputs if norm == 'pre' else ln2(ln1(inputs))
 
   if seed is None or layer_drop == 0:

@@ -37,6 +37,7 @@ _Value = TypeVar('_Value')
 
 def seed_pair(seed: int) -> tuple[int, int]:
   """An integer seed in [0, 2^62) as the seed of stateless ops, int32 [2]."""
+  # 31 bits each, so that both are non-negative int32.
   return seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF
 
 
@@ -84,6 +85,8 @@ def initialize(specs: Specs, seed: tf.Tensor) -> Weights:
   for name in sorted(specs):
     spec = specs[name]
     if spec.limit:
+      # By name, so that the values do not depend on which other weights there
+      # are; 31 bits, because fold_in takes an int32.
       own_seed = tf.random.fold_in(seed, zlib.crc32(name.encode()) >> 1)
       value = tf.random.stateless_uniform(
           spec.shape, own_seed, -spec.limit, spec.limit

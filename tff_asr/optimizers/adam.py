@@ -66,13 +66,16 @@ def build_adam(
     second = beta_2 * slots['second_moment'] + (1 - beta_2) * tf.square(
         gradient
     )
+    # Moments start at 0, which these corrections undo.
     correction_1 = 1 - tf.pow(beta_1, scalars['step'])
     correction_2 = 1 - tf.pow(beta_2, scalars['step'])
     direction = (first / correction_1) / (
         tf.sqrt(second / correction_2) + scalars['epsilon']
     )
+    # Decoupled: the decay is not divided by the second moment.
     direction += scalars['weight_decay'] * weight
     rate = scalars['learning_rate']
+    # After the decay, so that LAMB's ratio covers it.
     if ratio is not None:
       rate *= ratio(weight, direction)
     slots = dict(first_moment=first, second_moment=second)

@@ -36,6 +36,7 @@ class _GradientTracing(tff.learning.optimizers.Optimizer):
     inner, new_weights = self._optimizer.next(
         state['optimizer'], weights, gradients
     )
+    # `optimizer` is the key under which the server finds the learning rate.
     return collections.OrderedDict(last=gradients, optimizer=inner), new_weights
 
   def get_hparams(self, state):

@@ -58,6 +58,7 @@ def build_lars(
         coefficient=scalars['trust_coefficient'],
         epsilon=scalars['epsilon'],
     )
+    # The rate is inside the momentum.
     velocity = scalars['momentum'] * slots['velocity'] + (
         scalars['learning_rate'] * ratio * direction
     )

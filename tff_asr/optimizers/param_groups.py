@@ -83,6 +83,8 @@ class _ParamGroups(tff.learning.optimizers.Optimizer):
     parts = self._split(weights)
     new_state = collections.OrderedDict(state)
     for key, part in self._split(gradients).items():
+      # A frozen group keeps its state: moments, corrections and schedule begin
+      # with its first gradients.
       if all(gradient is None for gradient in part.values()):
         continue
       new_state[key], stepped = self._optimizers[key].next(
@@ -99,6 +101,7 @@ class _ParamGroups(tff.learning.optimizers.Optimizer):
     return new_state, type(weights)((name, merged[name]) for name in weights)
 
   def get_hparams(self, state):
+    # Schedules set one rate; `set_hparams` passes it to both.
     return self._optimizers['others'].get_hparams(state['others'])
 
   def set_hparams(self, state, hparams):

@@ -69,6 +69,7 @@ def trust_ratio(
   weight_norm = tf.norm(weight)
   update_norm = tf.norm(update)
   usable = (weight_norm > 0) & (update_norm > 0)
+  # 1 in place of 0: the branch that is not taken must be finite, too.
   divisor = tf.where(
       usable, update_norm + epsilon, tf.ones_like(update_norm)
   )
@@ -105,6 +106,7 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
         gradients
     )
     tff.learning.optimizers.check_weights_gradients_match(weights, gradients)
+    # The first step is number 1, as bias corrections need.
     step = state['step'] + 1
     scalars = dict(self.get_hparams(state), step=step)
 
@@ -115,6 +117,7 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
           weight,
           gradient,
           dict(zip(self._slots, slots)),
+          # Scalars of the state may be float64 or integers.
           {key: tf.cast(value, weight.dtype) for key, value in scalars.items()},
       )
       return new_weight, [new_slots[slot] for slot in self._slots]
