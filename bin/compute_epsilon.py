@@ -17,7 +17,7 @@ launch.install_early_sigint(__name__)
 from absl import flags
 
 from tff_asr.privacy import accounting
-from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import privacy_report
 
 _NOISE_MULTIPLIER = flags.DEFINE_float(
     'noise_multiplier', None, 'Noise on the sum of updates, over the clip.'
@@ -38,7 +38,7 @@ _ACCOUNTANT = flags.DEFINE_enum(
     'accountant', 'rdp', accounting.ACCOUNTANTS,
     'Upper bounds up to rounding; pld is tighter, for poisson and full only.',
 )
-_FORMAT = flags.DEFINE_enum('format', 'text', epsilon_report.FORMATS, 'Output.')
+_FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'json'], 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
 _COHORTS = flags.DEFINE_list(
     'extrapolate_cohorts', [], 'Larger cohorts at the same noise on the mean.'
@@ -59,26 +59,31 @@ def main(_) -> None:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
     # Late: it reads saved states, and TensorFlow takes seconds to load.
     # pylint: disable-next=g-import-not-at-top
-    from tff_asr.programs import run_privacy
+    from tff_asr.storage import run_dir
 
-    result = run_privacy.epsilon_of_run(_RUN.value, **how)
+    report = privacy_report.of_ledger(run_dir.read_ledger(_RUN.value), **how)
   else:
-    result = epsilon_report.solve(
+    report = privacy_report.plan(
         noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
         sampling=_SAMPLING.value, **how,
     )
-  results = [result, *epsilon_report.extrapolate(
-      result,
-      cohort_sizes=epsilon_report.parse_sizes(_COHORTS.value),
-      populations=epsilon_report.parse_sizes(_POPULATIONS.value),
+  reports = [report, *privacy_report.extrapolate(
+      report,
+      cohort_sizes=[int(each) for each in _COHORTS.value],
+      populations=[int(each) for each in _POPULATIONS.value],
   )]
-  print(epsilon_report.render(results, output_format=_FORMAT.value))
+  if _FORMAT.value == 'json':
+    print(privacy_report.to_json(reports))
+  elif len(reports) > 1:
+    print(privacy_report.to_table(reports))
+  else:
+    print(report)
   if _PLOT.value:
     from tff_asr.reports import plots  # pylint: disable=g-import-not-at-top
 
-    plots.save(plots.epsilon_by_population(results), _PLOT.value)
+    plots.save(plots.epsilon_by_population(reports), _PLOT.value)
 
 
 if __name__ == '__main__':

@@ -4,8 +4,9 @@ A run erases its secrets.safetensors when it ends. A run that was interrupted or
 killed keeps the file, to resume with the same bits. With correlated noise the
 file is as sensitive as the clients' updates, from the first round on. This
 command overwrites and removes it, and keeps everything else: ledger, states,
-model and statement. A run in progress is refused; a run without the file is
-left as it is. If the run is resumed nevertheless, it continues under new keys.
+model and privacy report. A run in progress is refused; a run without the file
+is left as it is. If the run is resumed nevertheless, it continues under new
+keys.
 
 Example:
   python bin/erase_secrets.py --run=runs/private

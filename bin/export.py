@@ -4,7 +4,7 @@ The weights are safetensors, with the model, tokens and features as JSON:
 bin/transcribe.py takes the folder as its --run. Each export is checked on real
 utterances against the run's own model: the share of equal transcripts, and its
 word error rate. The card states both, and the run's data, word errors and
-privacy statement.
+privacy report.
 
 Example:
   python bin/export.py --run=runs/private --output_dir=exported \

@@ -6,9 +6,9 @@ a paired bootstrap over speakers (95 %), which does not cover the effect of
 another seed.
 
 With --output_dir it also writes word errors, loss, epsilon, clipping and noise,
-layers, speakers, privacy statements and configurations to an HTML file that
+layers, speakers, privacy reports and configurations to an HTML file that
 needs no network. Numbers marked `not private` are exact and not covered by a
-privacy statement. The utterances with the most errors are shown with their
+privacy report. The utterances with the most errors are shown with their
 transcripts; --num_worst=0 leaves them out.
 
 Example:

@@ -37,7 +37,7 @@ from absl import flags
 
 from tff_asr import checks
 from tff_asr.metrics import confidence
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.reports import tables
 from tff_asr.storage import run_dir
 
@@ -130,7 +130,7 @@ def main(_) -> None:
   print(command.format('report'), both, '--output_dir=report')
   print(command.format('demo'), both)
   print(command.format('transcribe'), f'--run={folders["federated_dp"]} FILE')
-  print(f'{_RUNS_DIR.value} also holds metrics, the privacy statement, and'
+  print(f'{_RUNS_DIR.value} also holds metrics, the privacy report, and'
         ' hypotheses in test.json.')
 
 
@@ -160,7 +160,7 @@ def _print_findings(rows: Mapping[str, tables.Row]) -> None:
   )
   privacy = private.first.privacy
   shown = {
-      name: statement.number(float(privacy[f'epsilon_{name}']))
+      name: privacy_report.format_epsilon(float(privacy[f'epsilon_{name}']))
       for name in ('pld', 'rdp')
       if privacy[f'epsilon_{name}'] is not None
   }

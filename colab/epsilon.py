@@ -19,17 +19,16 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 from matplotlib import pyplot as plt
 import numpy as np
 import tensorflow as tf
-from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import privacy_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise
-from tff_asr.privacy import statement
 
 DELTA = 1e-5
 
 
 def epsilon(**plan):
   """Epsilon of a plan; more than 10 is called NOT PRIVATE everywhere."""
-  return epsilon_report.solve(delta=DELTA, **plan).epsilon
+  return privacy_report.plan(delta=DELTA, **plan).epsilon
 
 
 # %% [markdown]
@@ -64,7 +63,7 @@ picture, panels = plt.subplots(
 )
 wrong = np.linspace(0, 1, 400)
 for axes, noise_multiplier in zip(panels, (8, 4, 2)):
-  limit = epsilon_report.solve(
+  limit = privacy_report.plan(
       cohort_size=1, population=1, noise_multiplier=noise_multiplier, rounds=1,
       delta=DELTA, accountant='pld',
   ).epsilon
@@ -81,7 +80,7 @@ for axes, noise_multiplier in zip(panels, (8, 4, 2)):
   axes.plot(above(without), above(with_anna), label='these guesses')
   axes.plot([0, 1], [0, 1], 'k:', label='a coin')
   axes.set(
-      title=f'z = {noise_multiplier:g}: epsilon {statement.number(limit)}',
+      title=f'z = {noise_multiplier:g}: epsilon {privacy_report.format_epsilon(limit)}',
       xlabel='wrong "yes"', aspect='equal', xlim=(0, 1), ylim=(0, 1),
   )
 panels[0].set(ylabel='right "yes"')
@@ -133,12 +132,12 @@ plt.show()
 
 # %%
 NOISE_ON_MEAN = plan['noise_multiplier'] / plan['cohort_size']
-small = epsilon_report.solve(
+small = privacy_report.plan(
     cohort_size=50, population=600, sigma_mean=NOISE_ON_MEAN,
     rounds=plan['rounds'], delta=DELTA,
 )
 cohort_sizes = [100, 250, 500, 1000, 2500, 5000, 10_000]
-grown = [small] + epsilon_report.extrapolate(small, cohort_sizes=cohort_sizes)
+grown = [small] + privacy_report.extrapolate(small, cohort_sizes=cohort_sizes)
 populations = [each.rounds[0].sampling.population for each in grown]
 
 picture, axes = plt.subplots(figsize=(6, 3.4), layout='constrained')

@@ -195,7 +195,7 @@ show('as it is', 'Adam', 'mine')
 
 # %% [markdown]
 # All of this is the same on the command line, with a ledger and a privacy
-# statement:
+# report:
 #
 #     tff-asr train_federated --output_dir=runs/mine \
 #         --gin_file=gin/experiments/quickstart_federated_dp.gin \

@@ -71,7 +71,7 @@ from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import fed_avg
-from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import privacy_report
 from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
@@ -199,7 +199,7 @@ for old, new in list(zip(before.hypotheses, after.hypotheses))[:160:40]:
 # `tff-asr train_federated`, which charges each round before its model is seen.
 
 # %%
-print(epsilon_report.render([epsilon_report.solve(
+print(privacy_report.plan(
     cohort_size=COHORT_SIZE, population=len(private.client_ids),
     noise_multiplier=NOISE_MULTIPLIER, rounds=NUM_ROUNDS, delta=1e-5,
-)]))
+))

@@ -53,7 +53,7 @@ from tff_asr.privacy import calibration
 from tff_asr.privacy import clipping
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.programs import evaluation
 from tff_asr.reports import tables
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -710,7 +710,7 @@ def _loss_table(
         _shown(_contrast({label: 1, _WARM_START: -1}, losses)) if row else '',
         str(len(found)),
         f'{row.noise:.3g}' if private else '',
-        statement.number(epsilon_of(row.noise, row.batch_size))
+        privacy_report.format_epsilon(epsilon_of(row.noise, row.batch_size))
         if private
         else '',
     ])

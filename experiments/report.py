@@ -11,7 +11,7 @@ from experiments import design
 from experiments import jobs
 from tff_asr import files
 from tff_asr.metrics import confidence
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
 from tff_asr.reports import tables
 
@@ -260,9 +260,11 @@ def _rate(each: Measured, *unused) -> str:
 
 
 def _by_rdp(each: Measured, *unused) -> str:
-  """Epsilon by RDP alone; empty without a privacy statement."""
+  """Epsilon by RDP alone; empty without a privacy report."""
   privacy = each.runs.first.privacy
-  return statement.number(float(privacy['epsilon_rdp'])) if privacy else ''
+  if not privacy:
+    return ''
+  return privacy_report.format_epsilon(float(privacy['epsilon_rdp']))
 
 
 def _utterances(each: Measured, *unused) -> str:

@@ -297,7 +297,7 @@ class QuickstartTest(cases.TestCase):
       self.assertCountEqual(call.kwargs['costs'], durations)
     self.assertEqual(results['rounds'], 2)
     self.assertEqual(results['population'], 3)
-    self.assertEqual(results['privacy']['neighbouring'], 'replace_one')
+    self.assertEqual(results['privacy']['neighbouring_relation'], 'replace_one')
     # Three speakers cannot have less than 10.
     self.assertIn('NOT PRIVATE', json.dumps(results['privacy']))
     seed, federated_dp = self.evaluate(
@@ -363,7 +363,7 @@ class QuickstartTest(cases.TestCase):
     results = self.train_two_rounds('federated_distributed', COHORT_SIZE=3)
     privacy = results['privacy']
     self.assertEqual(
-        privacy['model'], 'distributed, secure sums (simulated)'
+        privacy['trust_model'], 'distributed, secure sums (simulated)'
     )
     (group,) = privacy['groups']
     self.assertEqual(group['kind'], 'min_sep')
@@ -378,7 +378,7 @@ class QuickstartTest(cases.TestCase):
     )
     self.assertAlmostEqual(privacy['epsilon_rdp'], expected, places=5)
     stated = pathlib.Path(
-        self.path('federated_distributed'), 'privacy.txt'
+        self.path('federated_distributed'), 'privacy_report.txt'
     ).read_text()
     for words in ('distributed differential privacy', 'SIMULATED', '16 bits'):
       self.assertIn(words, ' '.join(stated.split()))

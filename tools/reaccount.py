@@ -17,17 +17,14 @@ notices lines that are missing at the ledger's end.
 from collections.abc import Iterator
 from importlib import metadata
 import json
-import math
 import sys
 from typing import Any
 
 from absl import app
 from absl import flags
 
-from tff_asr.privacy import accounting
-from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 
 _DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
 
@@ -51,15 +48,13 @@ def accounts(
     raise ValueError(f'{path} charges no rounds.')
   for contents in found:
     if contents.rounds:
-      result = epsilon_report.of_ledger(contents, delta=delta)
-      by_pld, _ = accounting.epsilon_by_pld(result.event, delta=result.delta)
-      if contents.invalidations and by_pld is not None:
-        by_pld = math.inf
+      report = privacy_report.of_ledger(
+          contents._replace(other_units=()), delta=delta
+      )
       yield {
           'ledger': path,
           'dp_accounting': metadata.version('dp-accounting'),
-          **epsilon_report.fields(result),
-          'pld_epsilon': statement.json_number(by_pld),
+          **report.fields,
       }
 
 

@@ -34,8 +34,9 @@ class ComputeEpsilonTest(cases.TestCase):
   def test_json_of_the_paper_s_headline(self):
     found = self.fields('--sigma_mean=3e-6', *_HEADLINE)
     self.assertAlmostEqual(found['epsilon'], 7.22, delta=0.005)
-    self.assertAlmostEqual(found['noise_multiplier'], 0.6144)
-    self.assertEqual(found['neighbouring'], 'add_or_remove_one')
+    (group,) = found['groups']
+    self.assertAlmostEqual(group['noise_multiplier'], 0.6144)
+    self.assertEqual(found['neighbouring_relation'], 'add_or_remove_one')
 
   def test_extrapolation_prints_a_table_and_draws_it(self):
     picture = self.path('epsilon.png')

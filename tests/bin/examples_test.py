@@ -64,7 +64,7 @@ class ExamplesTest(parameterized.TestCase):
         *(f'--gin_param={setting}' for setting in settings),
     )
     self.assertEqual(finished.code, 0, finished.stderr)
-    return (self.root / name / 'privacy.txt').read_text('utf-8')
+    return (self.root / name / 'privacy_report.txt').read_text('utf-8')
 
   def test_corpus(self):
     self.assertEqual(self.converted.code, 0, self.converted.stderr)
@@ -74,7 +74,7 @@ class ExamplesTest(parameterized.TestCase):
 
   def test_parts_of_ones_own_in_one_run(self):
     tracked = self.root / 'tracked.jsonl'
-    statement = self.train(
+    report = self.train(
         'own',
         _gin_file('model/recurrent.gin'),
         _gin_file('server_optimizer/lion.gin'),
@@ -84,7 +84,7 @@ class ExamplesTest(parameterized.TestCase):
         f'--gin_param=TRACKED = {str(tracked)!r}',
         '--gin_param=NOISE_MULTIPLIER = 2.0',
     )
-    self.assertRegex(statement, 'noise multiplier +2 ')
+    self.assertRegex(report, 'noise multiplier +2 ')
     run = self.root / 'own'
     parts = json.loads((run / 'model_spec.json').read_text('utf-8'))
     self.assertEqual(
@@ -115,14 +115,14 @@ class ExamplesTest(parameterized.TestCase):
 
   @parameterized.parameters('sign_mean', 'robust')
   def test_an_aggregator_is_labelled_not_private(self, name):
-    statement = self.train(
+    report = self.train(
         name,
         _gin_file(f'aggregator/{name}.gin'),
         '--gin_param=NOISE_MULTIPLIER = 2.0',
         f'--gin_param={programs.FROZEN}',
         '--gin_param=EVALUATOR = None',
     )
-    self.assertIn('NOT PRIVATE', statement)
+    self.assertIn('NOT PRIVATE', report)
 
   def test_the_page_names_every_example(self):
     page = (layers.ROOT / 'docs' / 'extending.md').read_text('utf-8')

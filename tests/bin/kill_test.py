@@ -24,7 +24,6 @@ from tests import fakes
 from tests.bin import programs
 from tff_asr import files
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
 
 _NUM_ROUNDS = 8
@@ -132,7 +131,7 @@ class KillTest(cases.TestCase):
           send=signal.SIGKILL, when=lambda _: self.num_lines() >= lines
       )
       self.assertEqual(ended.code, -signal.SIGKILL, ended.stderr)
-      head = run_privacy.saved_head(self.run_dir)
+      head = run_dir.saved_ledger_head(self.run_dir)
       if head is not None:
         # The ledger is the saved state's, and not behind it.
         ledger_lib.read(self.ledger, head=head)

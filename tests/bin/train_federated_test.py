@@ -65,7 +65,7 @@ class TrainFederatedTest(cases.TestCase):
       )
     self.assertRegex(lines[-1], r'round 2 of 2, .*dev WER \d')
     with open(
-        os.path.join(self.run_dir, 'privacy.txt'), encoding='utf-8'
+        os.path.join(self.run_dir, 'privacy_report.txt'), encoding='utf-8'
     ) as f:
       self.assertEqual(finished.stdout, f.read())
     self.assertIn('NOT PRIVATE', finished.stdout)

@@ -204,7 +204,7 @@ class SamplerErrorTest(parameterized.TestCase):
     # Up to where exp(epsilon) is beyond a float, and further.
     for num in (400, 700, 900, 1000, 10_000):
       self.assertEqual(cost(num, 1e-20), math.inf)
-    # Not "RDP gives epsilon 172", where the statement says infinite.
+    # Not "RDP gives epsilon 172", where the report says infinite.
     group = _group('full', 10, 10, 1.0, count=176)
     group = dataclasses.replace(group, sampler_epsilon=1e-20)
     self.assertStartsWith(

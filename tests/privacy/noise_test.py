@@ -339,7 +339,7 @@ class DistributionTest(parameterized.TestCase):
         1.0,
         4,
     )
-    # As the statement says, for a grid of at least 2^-25 of the clip.
+    # As the privacy report says, for a grid of at least 2^-25 of the clip.
     for multiplier in (0.01, 1.0, 1000.0):
       charged = noise.sampler_error_epsilon(
           num_draws=1, stddev=multiplier * 2.0**25

@@ -125,7 +125,7 @@ class AdaptiveRunTest(cases.TestCase):
     )
     self.assertTrue(np.any(layer_clips != _layer_clips(lost)))
     self.assertEqual(results['privacy']['adaptive_layers'], 9)
-    with open(os.path.join(whole, 'privacy.txt'), encoding='utf-8') as f:
+    with open(os.path.join(whole, 'privacy_report.txt'), encoding='utf-8') as f:
       self.assertIn('9 clips follow a quantile', ' '.join(f.read().split()))
 
     rows = runs.metrics(whole)

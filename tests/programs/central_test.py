@@ -22,8 +22,8 @@ from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import central_step
 from tff_asr.privacy import keys
+from tff_asr.privacy import privacy_report
 from tff_asr.programs import central
-from tff_asr.programs import run_privacy
 from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
 
@@ -254,14 +254,16 @@ class CentralTest(cases.TestCase):
     settings = dict(num_steps=1, init_from_run=start)
     results, printed = _train(self.path('run'), **settings)
     privacy = results['privacy']
-    self.assertEqual((privacy['unit'], privacy['rounds']), ('example', 1))
+    self.assertEqual(
+        (privacy['privacy_unit'], privacy['rounds']), ('example', 1)
+    )
     self.assertEqual(privacy['inherited_rounds'], 1)
     self.assertIn('all of these rounds', printed)
     # Started again when it is over.
     again, _ = _train(self.path('run'), **settings)
     self.assertEqual(again['privacy'], privacy)
     epsilons = [
-        run_privacy.epsilon_of_run(run, delta=1e-5).epsilon
+        privacy_report.of_ledger(run_dir.read_ledger(run), delta=1e-5).epsilon
         for run in (self.path('run'), start)
     ]
     self.assertEqual(*epsilons)

@@ -24,7 +24,7 @@ from tff_asr.models import weights
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.programs import central
 from tff_asr.programs import dry_run
 from tff_asr.programs import pretraining
@@ -78,7 +78,7 @@ class DryRunTest(cases.TestCase):
         '3 kept and each 7th',
         'rounds:       50 at most',
         '2 of 3 speakers (poisson)',
-        f'{statement.number(epsilon(50))} (RDP) at the end; TARGET_EPSILON = 1 '
+        f'{privacy_report.format_epsilon(epsilon(50))} (RDP) at the end; TARGET_EPSILON = 1 '
         f'ends the run after {last}, at delta 1e-05\n',
     ):
       self.assertIn(part, finished.stdout)
@@ -182,7 +182,7 @@ class DryRunTest(cases.TestCase):
         f'{len(model.specs)} tensors are frozen, with {count - trained:,} of ',
         'steps:        50 at most',
         'drawn:        3 of 6 examples (poisson)',
-        f'epsilon:      {statement.number(epsilon)} (RDP) at the end, at delta '
+        f'epsilon:      {privacy_report.format_epsilon(epsilon)} (RDP) at the end, at delta '
         '0.001',
     ):
       self.assertIn(part, text)

@@ -38,7 +38,7 @@ from tff_asr.learning import process
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
-from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import privacy_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
@@ -47,7 +47,6 @@ from tff_asr.programs import faults
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
 from tff_asr.programs import public_data
-from tff_asr.programs import run_privacy
 from tff_asr.reports import runs as reports_runs
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
@@ -164,6 +163,13 @@ def _read(path: str) -> str:
   return pathlib.Path(path).read_text()
 
 
+def _report(run: str) -> privacy_report.PrivacyReport:
+  """The privacy report of a run's ledger, by RDP."""
+  return privacy_report.of_ledger(
+      run_dir.read_ledger(run), delta=1e-5, accountant='rdp'
+  )
+
+
 def _epsilon(num_rounds: int) -> float:
   """What the tests' rounds cost by RDP at their delta."""
   rounds = accounting.RoundGroup(
@@ -223,16 +229,16 @@ class WholeRunTest(_RunTestCase):
     self.assertEqual(results['cohort_size'], _COHORT_SIZE)
     self.assertEqual(list(results['dev_word_error_rate']), [2])
     self.assertEqual(
-        json.loads(_read(self.file('privacy.json'))),
+        json.loads(_read(self.file('privacy_report.json'))),
         json.loads(json.dumps(results['privacy'])),
     )
-    statement = _read(self.file('privacy.txt'))
-    self.assertIn(statement.strip(), printed)
+    report = _read(self.file('privacy_report.txt'))
+    self.assertIn(report.strip(), printed)
     for word in ('speaker', 'trusted', 'delta', 'epsilon', '30'):
-      self.assertIn(word, statement)
-    self.assertNotIn('NOT PRIVATE', statement + printed)
+      self.assertIn(word, report)
+    self.assertNotIn('NOT PRIVATE', report + printed)
     # It started from no other run.
-    self.assertEqual(results['privacy']['inputs'], ['the dev set'])
+    self.assertEqual(results['privacy']['public_inputs'], ['the dev set'])
 
     contents = ledger_lib.read(self.file('ledger.jsonl'))
     self.assertEqual(contents.invalidations, ())
@@ -310,7 +316,7 @@ class WholeRunTest(_RunTestCase):
 
 class FederatedTest(_RunTestCase):
 
-  def test_one_setting_shows_exact_metrics_and_every_statement_says_so(self):
+  def test_one_setting_shows_exact_metrics_and_every_report_says_so(self):
     warning = 'WARNING: exact metrics of training were shown'
     _train(self.run, num_rounds=1)
     results, printed = _train(self.run, num_rounds=2, exact_metrics=True)
@@ -319,8 +325,8 @@ class FederatedTest(_RunTestCase):
     self.assertTrue(results['privacy']['exact_metrics_shown'])
     for text in (
         printed,
-        _read(self.file('privacy.txt')),
-        epsilon_report.render([run_privacy.epsilon_of_run(self.run)]),
+        _read(self.file('privacy_report.txt')),
+        str(_report(self.run)),
     ):
       self.assertIn(f'{warning} (EXACT_METRICS, from round 2', ' '.join(
           text.split()
@@ -363,7 +369,7 @@ class FederatedTest(_RunTestCase):
   @parameterized.parameters('noise_seed', 'sampler_seed')
   def test_a_fixed_seed_makes_every_output_say_not_private(self, name):
     results, printed = _train(self.run, **{name: 3})
-    files_of_run = ('privacy.txt', 'privacy.json', 'results.json')
+    files_of_run = ('privacy_report.txt', 'privacy_report.json', 'results.json')
     for text in (
         printed,
         json.dumps(results),
@@ -398,7 +404,7 @@ class FederatedTest(_RunTestCase):
     # A run that began with other data cannot go on with these.
     other = os.path.join(self.root, 'other')
     results, _ = _train(other, num_rounds=1)
-    self.assertIn('no private speaker', results['privacy']['public'])
+    self.assertIn('no private speaker', results['privacy']['public_check'])
     with self.assertRaisesRegex(ValueError, 'which the ledger of .* not say'):
       _train(
           other,
@@ -414,7 +420,7 @@ class FederatedTest(_RunTestCase):
     self.assertEqual(results['privacy']['inherited_rounds'], 1)
     self.assertEqual(results['privacy']['rounds'], 2)
     self.assertEqual(
-        results['privacy']['inputs'], ['the layer scores (SCORES_RUN)']
+        results['privacy']['public_inputs'], ['the layer scores (SCORES_RUN)']
     )
     # The same round of the same weights, under other keys.
     first, other = _weights(self.run), _weights(second)
@@ -468,15 +474,21 @@ class FederatedTest(_RunTestCase):
 
     # Two guarantees, neither of which holds the other's rounds.
     privacy = results['privacy']
-    self.assertEqual((privacy['unit'], privacy['rounds']), ('speaker', 1))
+    self.assertEqual(
+        (privacy['privacy_unit'], privacy['rounds']), ('speaker', 1)
+    )
     self.assertEqual(privacy['epsilon_rdp'], _epsilon(1))
-    (apart,) = privacy['apart']
-    self.assertEqual((apart['unit'], apart['rounds']), ('example', 3))
-    self.assertEqual(printed.count('Privacy statement'), 2)
-    self.assertIn('stated apart', printed)
-    result = run_privacy.epsilon_of_run(self.run, delta=1e-5)
-    self.assertEqual((result.unit, result.epsilon), ('speaker', _epsilon(1)))
-    self.assertEqual([each.unit for each in result.apart], ['example'])
+    (other,) = privacy['other_units']
+    self.assertEqual((other['privacy_unit'], other['rounds']), ('example', 3))
+    self.assertEqual(printed.count('Privacy report'), 2)
+    self.assertIn('other units', printed)
+    report = _report(self.run)
+    self.assertEqual(
+        (report.privacy_unit, report.epsilon), ('speaker', _epsilon(1))
+    )
+    self.assertEqual(
+        [each.privacy_unit for each in report.other_units], ['example']
+    )
 
     # It resumes from the one ledger that holds both.
     results, _ = _train(self.run, init_from_run=start)
@@ -652,7 +664,7 @@ class LedgerTest(_RunTestCase):
         ledger_lib.read(ledger).notes, (ledger_lib.Note('length_changed', 2),)
     )
     self.assertRegex(
-        ' '.join(_read(self.file('privacy.txt')).split()),
+        ' '.join(_read(self.file('privacy_report.txt')).split()),
         'anew, first after 2 charged rounds',
     )
 
@@ -665,7 +677,7 @@ class LedgerTest(_RunTestCase):
     self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
     self.assertIn('3 of these rounds are of the runs', printed)
     self.assertAlmostEqual(
-        run_privacy.epsilon_of_run(second, delta=1e-5).epsilon, _epsilon(5)
+        _report(second).epsilon, _epsilon(5)
     )
     # The sum counts against a target, too.
     third = os.path.join(self.root, 'third')
@@ -699,7 +711,7 @@ class LedgerTest(_RunTestCase):
       with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
         _train(**arguments)
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
-      run_privacy.epsilon_of_run(self.run)
+      run_dir.read_ledger(self.run)
     os.remove(self.file('ledger.jsonl'))
     for arguments in (
         dict(output_dir=self.run, num_rounds=3),
@@ -712,7 +724,7 @@ class LedgerTest(_RunTestCase):
     shutil.rmtree(self.file('state'))
     files.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
-      run_privacy.epsilon_of_run(self.run)
+      run_dir.read_ledger(self.run)
     os.remove(self.file('ledger.jsonl'))
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
@@ -773,9 +785,9 @@ class LedgerTest(_RunTestCase):
     # The copy keeps its keys from now on: its third round is not charged again.
     _train(copy, num_rounds=3)
     self.assertEqual(self.charged(copy), 4)
-    stated = lambda run: pathlib.Path(run, 'privacy.txt').read_text()
+    stated = lambda run: pathlib.Path(run, 'privacy_report.txt').read_text()
     for text in (
-        stated(copy), epsilon_report.render([run_privacy.epsilon_of_run(copy)])
+        stated(copy), str(_report(copy))
     ):
       self.assertIn('is a copy or was restored', ' '.join(text.split()))
     os.rename(self.run, renamed)

@@ -161,7 +161,7 @@ class SideChannelsTest(cases.TestCase):
         found[str(path.relative_to(run))] = content
     self.assertIn(b'secrets.safetensors', found['written'])
     self.assertContainsSubset(
-        {run_dir.MODEL, run_dir.METRICS, run_dir.RESULTS, run_dir.STATEMENT,
+        {run_dir.MODEL, run_dir.METRICS, run_dir.RESULTS, run_dir.PRIVACY_REPORT,
          run_dir.LEDGER, 'report/report.html'},
         found,
     )

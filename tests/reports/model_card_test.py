@@ -112,7 +112,7 @@ class ModelCardTest(absltest.TestCase):
         r'\| training +\| (.*) \|',
         re.sub(' +', ' ', self.card(settings=settings, privacy=privacy)),
     )
-    own = run_folders.privacy(epsilon=3.0) | {'unit': 'example'}
+    own = run_folders.privacy(epsilon=3.0) | {'privacy_unit': 'example'}
     self.assertEqual(
         row(own | {'rounds': 2, 'inherited_rounds': 0}),
         ['not public | 7 | not public'],

@@ -9,13 +9,13 @@ from tests import cases
 from tests import fakes
 from tests.reports import run_folders
 from tff_asr.metrics import confidence
-from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
 from tff_asr.reports import runs
 
 
-def _plan(noise_multiplier: float) -> epsilon_report.Result:
-  return epsilon_report.solve(
+def _plan(noise_multiplier: float) -> privacy_report.PrivacyReport:
+  return privacy_report.plan(
       cohort_size=10, population=100, noise_multiplier=noise_multiplier,
       rounds=10,
   )
@@ -114,7 +114,7 @@ class PlotsTest(cases.TestCase):
     )
     for population, epsilon in larger.items():
       # The same noise on the mean: 0.1 / 10; the same share of clients.
-      expected = epsilon_report.solve(
+      expected = privacy_report.plan(
           cohort_size=population // 10,
           population=population,
           sigma_mean=0.01,
@@ -148,7 +148,7 @@ class PlotsTest(cases.TestCase):
     ]
     (axes,) = plots.privacy_utility(both).axes
     self.assertIn('hollow: extrapolated', axes.get_title())
-    self.assertIn(epsilon_report.ASSUMED, axes.get_title())
+    self.assertIn(privacy_report.ASSUMED, axes.get_title())
     by_style = {
         line.get_fillstyle(): line
         for line in axes.lines if line.get_marker() == 'o'

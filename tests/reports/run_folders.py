@@ -51,7 +51,7 @@ def write(
     folder: To be made.
     settings: Macros as gin text, by name.
     metrics: By name, then by round or step.
-    privacy: Its privacy statement.
+    privacy: Its privacy report.
     results: Its figures at the end; None: it has not ended.
     hypotheses: Speaker, what was said, what was heard; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation.
@@ -72,8 +72,8 @@ def write(
   ]
   put('metrics.csv', '\n'.join(rows) + '\n')
   if privacy is not None:
-    put('privacy.json', json.dumps(privacy))
-    put('privacy.txt', f'Privacy statement\n{privacy["verdict"]}\n')
+    put('privacy_report.json', json.dumps(privacy))
+    put('privacy_report.txt', f'Privacy report\n{privacy["verdict"]}\n')
   if results is not None:
     put('results.json', json.dumps({'ended_by': 'NUM_ROUNDS'} | results))
   if errors is not None:
@@ -112,7 +112,7 @@ def privacy(
     population: int = 100,
     rounds: int = 20,
 ) -> dict[str, Any]:
-  """A privacy statement's fields, those that are read."""
+  """A privacy report's fields, those that are read."""
   return {
       'private': False,
       'verdict': f'NOT PRIVATE: epsilon is {epsilon}.',
@@ -122,7 +122,7 @@ def privacy(
           'kind': 'poisson',
           'cohort_size': cohort_size,
           'population': population,
-          'sampling_probability': cohort_size / population,
+          'sampling_prob': cohort_size / population,
           'noise_multiplier': noise_multiplier,
           'rounds': rounds,
       }],

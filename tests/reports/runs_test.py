@@ -43,7 +43,7 @@ class RunsTest(cases.TestCase):
     self.assertEqual(run.metric('dev_loss'), {2: 5.0})
     self.assertEqual(run.epsilon, 12.5)
     self.assertEqual(run.rounds['cohort_size'], 10)
-    self.assertIn('NOT PRIVATE', run.statement)
+    self.assertIn('NOT PRIVATE', run.privacy_report)
     self.assertEqual(
         list(run.speakers.items()),
         [('ann', (1, 0, 0, 4)), ('bob', (0, 0, 0, 4))],
@@ -56,7 +56,7 @@ class RunsTest(cases.TestCase):
     for missing in (run.results, run.epsilon, run.evaluation, run.last('x')):
       self.assertIsNone(missing)
     for empty in (
-        run.statement, run.layers, run.speakers, run.rounds, run.metric('x')
+        run.privacy_report, run.layers, run.speakers, run.rounds, run.metric('x')
     ):
       self.assertEmpty(empty)
 
@@ -115,7 +115,7 @@ class RunsTest(cases.TestCase):
           '{"speakers": {"a": {"wrong": 1}}, "hypotheses": []}',
           'test.json is damaged',
       ),
-      ('privacy.json', '[]', 'privacy.json is damaged .it is not an object'),
+      ('privacy_report.json', '[]', 'privacy_report.json is damaged .it is not an object'),
       ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv is damaged'),
       ('metrics.csv', None, 'has no metrics.csv'),
   )

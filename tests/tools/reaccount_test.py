@@ -13,7 +13,7 @@ from tests import fakes
 from tools import layers
 from tools import reaccount
 from tff_asr.privacy import accounting
-from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import privacy_report
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import strategies
 
@@ -79,15 +79,14 @@ class ReaccountTest(cases.TestCase):
           privacy_unit='speaker',
       )
       found = list(reaccount.accounts(path))
-      self.assertEqual([each['unit'] for each in found], units)
+      self.assertEqual([each['privacy_unit'] for each in found], units)
       self.assertEqual(found[-1]['delta'], 0.1 / 9)
 
   def test_invalidations_are_told(self):
     path, _ = self.write('poisson', invalidations=('NOISE_SEED fixes a key',))
     (found,) = reaccount.accounts(path)
-    self.assertEqual((found['epsilon'], found['pld_epsilon']), ('inf', 'inf'))
-    self.assertFalse(found['private'])
-    self.assertIn('NOISE_SEED', str(found['reasons_not_private']))
+    self.assertEqual((found['epsilon'], found['private']), ('inf', False))
+    self.assertIn('NOISE_SEED', str(found['reasons']))
 
   def test_bad_input_is_told_on_one_line(self):
     flags.FLAGS.mark_as_parsed()
@@ -154,15 +153,12 @@ class ReaccountTest(cases.TestCase):
     self.assertEqual([line['ledger'] for line in lines], paths)
     for kind, line in zip(_KINDS, lines, strict=True):
       ledger = ledger_lib.read(line['ledger'])
-      by_rdp = epsilon_report.of_ledger(ledger, delta=1e-5).epsilon
-      by_pld = None
-      if 'fixed' not in kind:
-        by_pld = epsilon_report.of_ledger(
-            ledger, delta=1e-5, accountant='pld'
-        ).epsilon
+      report = privacy_report.of_ledger(ledger, delta=1e-5)
       with self.subTest(kind):
+        self.assertEqual(line['epsilon_rdp'], report.epsilon_rdp)
+        self.assertEqual(line['epsilon_pld'], report.epsilon_pld)
+        self.assertEqual(report.epsilon_pld is None, 'fixed' in kind)
         self.assertEqual(
-            (line['epsilon'], line['pld_epsilon']), (by_rdp, by_pld)
+            (line['privacy_unit'], line['rounds']), ('speaker', _ROUNDS)
         )
-        self.assertEqual((line['unit'], line['rounds']), ('speaker', _ROUNDS))
         self.assertEqual((line['delta'], line['private']), (1e-5, True))

@@ -16,7 +16,7 @@ from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 
@@ -107,7 +107,7 @@ def _epsilon(
   event_after = lambda number: accounting.compose(charged_after(number))
   after = lambda number: accounting.epsilon(event_after(number), delta=delta)
   end, epsilon = last, after(last)
-  text = f'{statement.number(epsilon)} (RDP)'
+  text = f'{privacy_report.format_epsilon(epsilon)} (RDP)'
   ends_before = ''
   if target is not None and epsilon > target:
     low, high = 1, last  # The first round is within the target, the last not.
@@ -116,14 +116,15 @@ def _epsilon(
       low, high = (middle, high) if after(middle) <= target else (low, middle)
     end, epsilon = low, after(low)
     ends_before = f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
-  # The statement takes the smaller bound; the other one takes seconds.
-  if epsilon > statement.MAX_USEFUL_EPSILON:
+  # The privacy report takes the smaller bound; PLD takes seconds.
+  if epsilon > privacy_report.MAX_USEFUL_EPSILON:
     by_pld, _ = accounting.epsilon_by_pld(event_after(end), delta=delta)
     if by_pld is not None:
       epsilon = min(epsilon, by_pld)
-      text += f', {statement.number(by_pld)} (PLD)' if end == last else ''
+      if end == last:
+        text += f', {privacy_report.format_epsilon(by_pld)} (PLD)'
   text += f' at the end{ends_before}, at delta {delta:g}'
-  reasons = statement.why_not_private(
+  reasons = privacy_report.why_not_private(
       charged_after(end), epsilon=epsilon, delta=delta
   )
   return f'{text}; NOT PRIVATE: {"; ".join(reasons)}' if reasons else text

@@ -183,7 +183,7 @@ def too_many(round_num: int) -> TooManyFailuresError:
   return TooManyFailuresError(
       f'more clients of round {round_num} failed than MAX_FAILED_SHARE allows. '
       'How many and why is private: EXACT_METRICS = True shows it, and the '
-      'privacy statement will say so.'
+      'privacy report will say so.'
   )
 
 

@@ -6,7 +6,7 @@ are left out and counted. A round after which the model is not finite ends the
 run or is undone (`faults`).
 
 Names of metrics say what is private. A metric computed from clients without
-noise begins with `not_private/`: the privacy statement does not cover it, and
+noise begins with `not_private/`: the privacy report does not cover it, and
 where an epsilon is claimed it is neither shown nor written unless
 `exact_metrics` is set. All other metrics come from settings, noised sums,
 released models and the ledger, and may be published with the model.

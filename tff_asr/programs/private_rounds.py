@@ -39,7 +39,7 @@ from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.privacy import strategies
 from tff_asr.storage import run_dir
 
@@ -120,7 +120,7 @@ class PrivacySettings:
       charged: What the ledger charges already.
     """
     own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
-    return statement.delta_or_default(self.delta, [own, *charged])
+    return privacy_report.delta_or_default(self.delta, [own, *charged])
 
   @property
   def invalidations(self) -> list[str]:
@@ -315,7 +315,7 @@ class PrivateRoundRunner:
   def is_private(self, epsilon: float) -> bool:
     """False if all charged rounds are NOT PRIVATE; epsilon is theirs."""
     contents = self._ledger.contents
-    return not statement.why_not_private(
+    return not privacy_report.why_not_private(
         contents.rounds,
         epsilon=epsilon,
         delta=self._delta,

@@ -55,13 +55,12 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import public_data
-from tff_asr.programs import run_privacy
 from tff_asr.programs import run_state
 from tff_asr.programs import warm_start
 from tff_asr.storage import checkpoints
@@ -73,7 +72,7 @@ EXACT_PREFIX = 'not_private/'
 # What the progress display shows: its labels and formats of metrics.
 _DISPLAYED = {
     'train_loss': ('loss', '{:.2f}'.format),
-    'epsilon': ('epsilon', statement.number),
+    'epsilon': ('epsilon', privacy_report.format_epsilon),
     'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
     'dev_accuracy': ('dev accuracy', '{:.1%}'.format),
     'num_clients': ('clients', '{:.0f}'.format),
@@ -821,8 +820,8 @@ def _resume_ledger(
     )
   if training.sampling is not None and folder.length_changed:
     logging.warning(
-        'This run is to end elsewhere than when it began: the statement will '
-        'say so.'
+        'The end of this run was changed when it was resumed: the privacy '
+        'report will say so.'
     )
     ledger.note_once('length_changed')
   return ledger
@@ -883,7 +882,7 @@ def _check_same_process(
 def _finish(
     opened: _OpenRun, state: run_state.RunState, round_num: int
 ) -> dict[str, Any]:
-  """Writes the model, the statement and the results; returns the results."""
+  """Writes the model, the privacy report and the results."""
   training, folder, ledger = opened.training, opened.folder, opened.ledger
   weights, own_results = training.export(state)
   folder.write_model(
@@ -906,33 +905,40 @@ def _finish(
     seconds = metrics.get(opened.seconds_name, {}).values()
     results['seconds'] = round(sum(seconds), 3)
   if ledger is not None and ledger.contents.rounds:
-    results['privacy'] = _write_statement(opened, state)
+    results['privacy'] = _write_privacy_report(opened, state)
   files.write_json(folder.file(run_dir.RESULTS), results)
   return results
 
 
-def _write_statement(
+def _write_privacy_report(
     opened: _OpenRun, state: run_state.RunState
 ) -> dict[str, Any]:
-  """Writes and prints the privacy statement; returns its fields."""
+  """Writes and prints the privacy report; returns its fields."""
   training, ledger = opened.training, opened.ledger
-  query_state, delta = None, None
+  delta, l2_norm_clip, adaptive_layers = None, None, 0
   if training.sampling is not None:
     query_state = private_rounds.query_state(state.process)
+    l2_norm_clip = float(query_state.l2_norm_clip)
+    adaptive_layers = np.size(query_state.layer_clips)
     delta = training.privacy.delta_of(
         training.sampling, ledger.contents.rounds
     )
   inputs = [*training.parent_runs]
   if training.evaluator is not None:
     inputs.append('the dev set')
-  stated = run_privacy.write_statement(
-      opened.folder,
-      ledger,
-      query_state,
+  report = privacy_report.of_ledger(
+      ledger.contents,
       delta=delta,
-      inputs=inputs,
-      public=opened.public.words,
-      tokens=training.tokens and training.pipeline.tokenizer.source,
+      details=privacy_report.TrainingDetails(
+          l2_norm_clip=l2_norm_clip,
+          adaptive_layers=adaptive_layers,
+          public_inputs=tuple(inputs),
+          public_check=opened.public.words,
+          tokens=training.tokens and training.pipeline.tokenizer.source,
+      ),
   )
-  print(stated)
-  return stated.fields
+  folder = opened.folder
+  files.write_text(folder.file(run_dir.PRIVACY_REPORT), f'{report}\n')
+  files.write_json(folder.file(run_dir.PRIVACY_REPORT_JSON), report.fields)
+  print(report)
+  return report.fields

@@ -222,11 +222,11 @@ def _exports(
 
 def _privacy(run: runs_lib.Run) -> str:
   """Returns the privacy report, or says that there is none."""
-  if run.statement:
+  if run.privacy_report:
     # The fence must be longer than any inside.
-    inside = max(map(len, re.findall('`+', run.statement)), default=0)
+    inside = max(map(len, re.findall('`+', run.privacy_report)), default=0)
     fence = '`' * max(3, inside + 1)
-    return f'{fence}\n{run.statement.rstrip()}\n{fence}'
+    return f'{fence}\n{run.privacy_report.rstrip()}\n{fence}'
   return (
       'NOT PRIVATE: the run has no privacy report. Without one, assume that it '
       'was trained without differential privacy: the model may have memorised '

@@ -20,8 +20,7 @@ import numpy as np
 from tff_asr.data import index
 from tff_asr.metrics import confidence
 from tff_asr.privacy import accounting
-from tff_asr.privacy import epsilon_report
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
 
@@ -203,21 +202,20 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
   sampling = accounting.Sampling(
       **{name: group[name] for name in ('kind', 'cohort_size', 'population')}
   )
-  plan = epsilon_report.of_rounds(
-      [
-          accounting.RoundGroup(
-              sampling=sampling,
-              noise_multiplier=group['noise_multiplier'],
-              count=group['rounds'],
-          )
-      ],
+  plan = privacy_report.PrivacyReport(
+      rounds=(accounting.RoundGroup(
+          sampling=sampling,
+          noise_multiplier=group['noise_multiplier'],
+          count=group['rounds'],
+      ),),
       delta=run.privacy['delta'],
+      accountant='rdp',
   )
   found, last = {}, run.epsilon
   for growth in _GROWTHS:
     if last <= _SMALL_EPSILON:
       break
-    (grown,) = epsilon_report.extrapolate(
+    (grown,) = privacy_report.extrapolate(
         plan, cohort_sizes=[growth * sampling.cohort_size]
     )
     last = found[grown.rounds[0].sampling.population] = grown.epsilon
@@ -266,7 +264,8 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
           bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5},
       )
   axes.axvline(
-      statement.MAX_USEFUL_EPSILON, color='gray', linestyle=':', linewidth=1
+      privacy_report.MAX_USEFUL_EPSILON, color='gray', linestyle=':',
+      linewidth=1,
   )
   axes.set_xscale('log')
   axes.margins(x=0.08, y=0.15)
@@ -275,14 +274,14 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
   axes.set_ylabel(f'WER on the {" or ".join(sets)}, %')
   axes.set_title(
       'filled: measured; hollow: extrapolated to a larger population at the '
-      f'same noise on the mean,\n{epsilon_report.ASSUMED}', fontsize='small',
+      f'same noise on the mean,\n{privacy_report.ASSUMED}', fontsize='small',
   )
   _legend(figure, [axes])
   return figure
 
 
 def epsilon_by_population(
-    results: Sequence[epsilon_report.Result],
+    results: Sequence[privacy_report.PrivacyReport],
 ) -> Figure:
   """Plots epsilon against population, with a curve for each cohort and noise.
 
@@ -315,7 +314,7 @@ def epsilon_by_population(
         min(marks), last, 2 + int(_POINTS_PER_DECADE * decades)
     )
     curve = _by_population(
-        epsilon_report.extrapolate(
+        privacy_report.extrapolate(
             marked[0], populations=[round(each) for each in grid]
         )
     )
@@ -328,13 +327,14 @@ def epsilon_by_population(
     )
     axes.plot(*_points(marks), 'o', color=line.get_color())
   axes.axhline(
-      statement.MAX_USEFUL_EPSILON, color='gray', linestyle=':', linewidth=1
+      privacy_report.MAX_USEFUL_EPSILON, color='gray', linestyle=':',
+      linewidth=1,
   )
   axes.set_xscale('log')
   axes.set_yscale('log')
   axes.set_xlabel('population (speakers)')
   axes.set_ylabel(f'epsilon at delta {results[0].delta:g}')
-  axes.set_title(f'Noise on the mean kept; {epsilon_report.ASSUMED}')
+  axes.set_title(f'Noise on the mean kept; {privacy_report.ASSUMED}')
   axes.legend(fontsize='small')
   return figure
 
@@ -682,7 +682,7 @@ def _points(values: Mapping[float, float]) -> tuple[list[float], list[float]]:
 
 
 def _by_population(
-    results: Sequence[epsilon_report.Result],
+    results: Sequence[privacy_report.PrivacyReport],
 ) -> dict[int, float]:
   """Returns epsilons by population."""
   return {

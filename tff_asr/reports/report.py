@@ -103,7 +103,7 @@ def _sections(
       'Privacy': [
           picture('epsilons', plots.epsilons(runs)),
           picture('privacy_utility', plots.privacy_utility(runs)),
-          *map(_statement, runs),
+          *map(_privacy_report, runs),
       ],
       'Clipping and noise': [
           picture('norms', plots.norms(runs)),
@@ -192,15 +192,15 @@ def _legend(runs: plots.Runs) -> str:
   ) + '</p>'
 
 
-def _statement(run: runs_lib.Run) -> str:
+def _privacy_report(run: runs_lib.Run) -> str:
   """Returns a run's privacy report; empty without one."""
-  if not run.statement:
+  if not run.privacy_report:
     return ''
   is_private = run.privacy is not None and run.privacy['private']
   words = '' if is_private else ' <span class="bad">NOT PRIVATE</span>'
   return (
       f'<h3>{html.escape(run.name)}{words}</h3>'
-      f'<pre>{html.escape(run.statement)}</pre>'
+      f'<pre>{html.escape(run.privacy_report)}</pre>'
   )
 
 

@@ -26,7 +26,7 @@ EVALUATION = 'test.json'
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
 
 class Rounds(TypedDict):
-  """Rounds of one kind in privacy.json."""
+  """Rounds of one kind in privacy_report.json."""
   kind: str
   cohort_size: int
   population: int
@@ -35,7 +35,7 @@ class Rounds(TypedDict):
 
 
 class Privacy(TypedDict):
-  """Fields of privacy.json that reports use."""
+  """Fields of privacy_report.json that reports use."""
   private: bool
   delta: float
   epsilon: float | str  # 'inf', because JSON has no infinity.
@@ -70,8 +70,8 @@ class Run:
     metrics: The released metrics of the whole model: by name, by round or step.
     results: Its results.json; None: it has not ended. Its duration is missing
       where an epsilon is claimed.
-    privacy: Its privacy.json, or None.
-    statement: Its privacy.txt, or empty.
+    privacy: Its privacy_report.json, or None.
+    privacy_report: Its privacy_report.txt, or empty.
     evaluation: The file of an evaluation, or None.
     speakers: Word errors of the evaluated speakers by name, in order.
   """
@@ -83,7 +83,7 @@ class Run:
   metrics: Mapping[str, Mapping[int, float]]
   results: Optional[Mapping[str, tensor_file.Json]] = None
   privacy: Optional[Privacy] = None
-  statement: str = ''
+  privacy_report: str = ''
   evaluation: Optional[Evaluation] = None
   speakers: Mapping[str, word_errors.WordErrors] = dataclasses.field(
       default_factory=dict
@@ -181,7 +181,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
   if not os.path.isfile(metrics):
     raise ValueError(f'{path} has no {run_dir.METRICS}: has the run begun?')
   results = _json(path, run_dir.RESULTS)
-  privacy = _json(path, run_dir.PRIVACY)
+  privacy = _json(path, run_dir.PRIVACY_REPORT_JSON)
   evaluated = _json(path, evaluation)
   return Run(
       name=name,
@@ -191,7 +191,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       metrics=metrics_file.read_all(metrics),
       results=results,
       privacy=privacy,
-      statement=_text(os.path.join(path, run_dir.STATEMENT)),
+      privacy_report=_text(os.path.join(path, run_dir.PRIVACY_REPORT)),
       evaluation=evaluated,
       speakers=_speakers(evaluated, os.path.join(path, evaluation)),
   )

@@ -17,7 +17,7 @@ import statistics
 from typing import NamedTuple, Optional
 
 from tff_asr.metrics import confidence
-from tff_asr.privacy import statement
+from tff_asr.privacy import privacy_report
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
 from tff_asr.storage import tensor_file
@@ -250,7 +250,7 @@ def interval(found: confidence.Interval) -> str:
 def epsilon(row: Row) -> str:
   """Formats the largest epsilon of a row's runs; empty without any."""
   known = [run.epsilon for run in row.runs if run.epsilon is not None]
-  return statement.number(max(known)) if known else ''
+  return privacy_report.format_epsilon(max(known)) if known else ''
 
 
 def rate(row: Row) -> str:
@@ -294,7 +294,7 @@ def _progress(row: Row) -> str:
 
 
 def _private(row: Row) -> str:
-  if not any(run.statement for run in row.runs):
+  if not any(run.privacy_report for run in row.runs):
     return ''
   is_private = all(run.privacy and run.privacy['private'] for run in row.runs)
   return 'yes' if is_private else 'NOT PRIVATE'

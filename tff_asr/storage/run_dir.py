@@ -19,7 +19,7 @@ The folder has mode 0700. Its files:
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
   results.json    the metrics at the end
-  privacy.txt, privacy.json   the privacy statement (federated runs)
+  privacy_report.txt, privacy_report.json   the privacy report (federated runs)
 """
 
 import ast
@@ -44,6 +44,7 @@ from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import model_file
+from tff_asr.storage import state_file
 
 # Numbers, tensors and arrays by name, nested.
 Metrics = Union[float, np.ndarray, tf.Tensor, Mapping[str, 'Metrics']]
@@ -69,13 +70,21 @@ MODEL_SPEC = 'model_spec.json'
 _LOCK = 'run.lock'
 METRICS = 'metrics.csv'
 RESULTS = 'results.json'
-PRIVACY = 'privacy.json'
-STATEMENT = 'privacy.txt'
+PRIVACY_REPORT = 'privacy_report.txt'
+PRIVACY_REPORT_JSON = 'privacy_report.json'
 TENSORBOARD = 'tensorboard'
 _STATES = 'state'
 SECRETS = 'secrets.safetensors'
 # Files that a run writes besides its configuration and its states.
-FILES = (MODEL, SECRETS, LEDGER, METRICS, RESULTS, STATEMENT, PRIVACY)
+FILES = (
+    MODEL,
+    SECRETS,
+    LEDGER,
+    METRICS,
+    RESULTS,
+    PRIVACY_REPORT,
+    PRIVACY_REPORT_JSON,
+)
 
 
 class RunLock:
@@ -454,6 +463,47 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
       f'The model of {run} was trained on private clients, but its privacy '
       f'ledger {path} is missing: put it back.'
   )
+
+
+def saved_ledger_head(run: str) -> Optional[ledger_lib.Head]:
+  """The ledger's head in the newest state that a run saved, if there is one.
+
+  States of central runs, whose ledger does not change, have none.
+  """
+  newest = newest_state(run)
+  if newest is None:
+    return None
+  head = state_file.read_leaves(newest, prefix='ledger/')
+  if not head:
+    return None
+  return ledger_lib.Head(head['ledger/count'], head['ledger/digest'])
+
+
+def read_ledger(run: str) -> ledger_lib.Contents:
+  """Reads a run's ledger and compares it with its newest state and its model.
+
+  As long as one of them exists, lines missing at the ledger's end are noticed.
+
+  Args:
+    run: The run's folder.
+
+  Raises:
+    ledger.LedgerError: The ledger is missing or was changed.
+    ValueError: The folder has no ledger, or it charges no rounds.
+  """
+  path = os.path.join(run, LEDGER)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} has no privacy ledger ({LEDGER}): is it the folder of a run on '
+        'private data, or of one that started from its model?'
+    )
+  # Once a run has ended the two heads are equal, and the ledger is read once.
+  heads = dict.fromkeys((saved_ledger_head(run), ledger_of_model(run)[1]))
+  for head in heads:
+    contents = ledger_lib.read(path, head=head)
+  if not contents.rounds:
+    raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
+  return contents
 
 
 def settings(configuration: str) -> dict[str, str]:
