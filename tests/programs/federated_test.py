@@ -665,7 +665,7 @@ class LedgerTest(_RunTestCase):
     )
     self.assertRegex(
         ' '.join(_read(self.file('privacy_report.txt')).split()),
-        'anew, first after 2 charged rounds',
+        'changed, first after 2 charged rounds',
     )
 
   def test_a_run_from_another_run_s_model_goes_on_with_its_ledger(self):
@@ -675,7 +675,7 @@ class LedgerTest(_RunTestCase):
     self.assertEqual(self.charged(second), 5)
     self.assertEqual(results['privacy']['rounds'], 5)
     self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
-    self.assertIn('3 of these rounds are of the runs', printed)
+    self.assertIn('3 of these rounds belong to runs', printed)
     self.assertAlmostEqual(
         _report(second).epsilon, _epsilon(5)
     )
