@@ -34,7 +34,7 @@ class BootstrapTest(parameterized.TestCase):
     self.assertAlmostEqual(interval.low, gaps.mean() - half, delta=0.005)
     self.assertAlmostEqual(interval.high, gaps.mean() + half, delta=0.005)
 
-  def test_pairing_removes_what_speakers_have_in_common(self):
+  def test_pairing_removes_the_variance_between_speakers(self):
     hard = np.random.default_rng(0).integers(0, 50, size=30)
     paired = confidence.difference(hard + 1, hard, np.full(30, 100))
     self.assertAlmostEqual(paired.high - paired.low, 0.0)
@@ -73,7 +73,7 @@ class ContrastTest(parameterized.TestCase):
         found, (estimate, estimate - half, estimate + half), rtol=1e-4
     )
 
-  def test_it_covers_the_truth_as_often_as_it_says(self):
+  def test_intervals_cover_the_truth_in_95_of_100_cases(self):
     generator = np.random.default_rng(1)
     num_covering, num_trials = 0, 2000
     for _ in range(num_trials):

@@ -35,30 +35,30 @@ class AlignTest(parameterized.TestCase):
   def test_pairs_contain_both_texts_with_the_fewest_errors(self):
     generator = random.Random(1)
     for _ in range(200):
-      said, heard = (
+      reference, hypothesis = (
           generator.choices('abcd', k=generator.randrange(8)) for _ in range(2)
       )
-      pairs = word_errors.align(' '.join(said), ' '.join(heard))
+      pairs = word_errors.align(' '.join(reference), ' '.join(hypothesis))
       self.assertEqual(
-          [pair.reference for pair in pairs if pair.kind != 'insert'], said
+          [pair.reference for pair in pairs if pair.kind != 'insert'], reference
       )
       self.assertEqual(
-          [pair.hypothesis for pair in pairs if pair.kind != 'delete'], heard
+          [pair.hypothesis for pair in pairs if pair.kind != 'delete'], hypothesis
       )
       for pair in pairs:
         self.assertEqual(pair.kind == 'equal', pair.reference == pair.hypothesis)
       self.assertEqual(
-          word_errors.count(' '.join(said), ' '.join(heard)).errors,
-          _distance(said, heard),
+          word_errors.count(' '.join(reference), ' '.join(hypothesis)).errors,
+          _distance(reference, hypothesis),
       )
 
 
-def _distance(said: list[str], heard: list[str]) -> int:
+def _distance(reference: list[str], hypothesis: list[str]) -> int:
   """Levenshtein's."""
-  row = list(range(len(heard) + 1))
-  for number, word in enumerate(said, 1):
+  row = list(range(len(hypothesis) + 1))
+  for number, word in enumerate(reference, 1):
     before, row = row, [number]
-    for place, other in enumerate(heard):
+    for place, other in enumerate(hypothesis):
       row.append(min(
           before[place] + (word != other), before[place + 1] + 1, row[place] + 1
       ))

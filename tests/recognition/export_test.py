@@ -52,19 +52,19 @@ class ExportedRecognizerTest(absltest.TestCase):
         weights=cls.weights,
     )
     cls.expected = [
-        heard.text for heard in recognizer(('', w) for w in cls.waveforms)
+        each.text for each in recognizer(('', w) for w in cls.waveforms)
     ]
 
-  def hear(self, waveforms, *, fill=0):
-    heard = self.exported.transcribe(
+  def transcribe_all(self, waveforms, *, fill=0):
+    outputs = self.exported.transcribe(
         tf.constant(_pad(waveforms, fill=fill)),
         tf.constant([len(w) for w in waveforms], tf.int32),
     )
-    texts = [text.decode() for text in heard['text'].numpy()]
-    return texts, heard['token_ids'].numpy()
+    texts = [text.decode() for text in outputs['text'].numpy()]
+    return texts, outputs['token_ids'].numpy()
 
-  def test_hears_what_the_recognizer_hears(self):
-    texts, ids = self.hear(self.waveforms)
+  def test_greedy_search_has_the_transcripts_of_the_recognizer(self):
+    texts, ids = self.transcribe_all(self.waveforms)
     self.assertEqual(texts, self.expected)
     self.assertNotEmpty(''.join(texts))
     for text, row in zip(texts, ids):
@@ -77,25 +77,25 @@ class ExportedRecognizerTest(absltest.TestCase):
         model=self.model, weights=self.weights, tokens=tokens
     )
     (waveform,) = _waveforms()[:1]
-    heard = pieces.transcribe(
+    outputs = pieces.transcribe(
         tf.constant(waveform[np.newaxis]), tf.constant([len(waveform)])
     )
-    written = [tokens[i] for i in heard['token_ids'][0]]
+    written = [tokens[i] for i in outputs['token_ids'][0]]
     self.assertGreater(len(''.join(written)), len(written))
     self.assertEqual(
-        heard['text'].numpy()[0].decode(), ''.join(written).strip()
+        outputs['text'].numpy()[0].decode(), ''.join(written).strip()
     )
 
-  def test_padding_and_company_do_not_matter(self):
-    texts, ids = self.hear(self.waveforms, fill=1234)
+  def test_padding_and_other_utterances_do_not_change_transcripts(self):
+    texts, ids = self.transcribe_all(self.waveforms, fill=1234)
     self.assertEqual(texts, self.expected)
     for waveform, text, row in zip(self.waveforms, self.expected, ids):
-      self.assertEqual(self.hear([waveform])[0], [text])
+      self.assertEqual(self.transcribe_all([waveform])[0], [text])
       one = self.exported.tokens_of_one(tf.constant(waveform[np.newaxis]))
       np.testing.assert_array_equal(one['token_ids'], row[row >= 0])
 
-  def test_nothing_is_heard_in_next_to_nothing(self):
-    texts, ids = self.hear([np.ones(100, np.int16), self.waveforms[0]])
+  def test_very_short_audio_has_no_words(self):
+    texts, ids = self.transcribe_all([np.ones(100, np.int16), self.waveforms[0]])
     self.assertEqual(texts, ['', self.expected[0]])
     self.assertTrue((ids[0] == -1).all())
     empty = self.exported.tokens_of_one(tf.zeros([1, 0], tf.int16))
@@ -152,7 +152,7 @@ class ExportTest(absltest.TestCase):
         num_utterances=5,
     )
 
-  def test_writes_what_its_docstring_names(self):
+  def test_writes_the_files_that_its_docstring_lists(self):
     self.assertCountEqual(
         os.listdir(self.folder),
         ['saved_model', 'model.float16.tflite', 'tokens.json'],
@@ -160,7 +160,7 @@ class ExportTest(absltest.TestCase):
     with open(os.path.join(self.folder, 'tokens.json'), encoding='utf-8') as f:
       self.assertEqual(json.load(f), [' ', 'a', 'b', 'c'])
 
-  def test_exports_hear_what_the_checkpoint_hears(self):
+  def test_exports_have_the_transcripts_of_the_checkpoint(self):
     saved, half = self.checks
     self.assertEqual((saved.num_utterances, saved.num_same), (5, 5))
     self.assertEqual(saved.errors, saved.checkpoint_errors)
@@ -169,7 +169,7 @@ class ExportTest(absltest.TestCase):
     self.assertGreaterEqual(half.num_same, 4)
     self.assertGreater(saved.num_bytes, half.num_bytes)
 
-  def test_the_saved_model_needs_nothing_of_this_project(self):
+  def test_the_saved_model_runs_without_this_project(self):
     loaded = tf.saved_model.load(os.path.join(self.folder, 'saved_model'))
     signature = loaded.signatures['serving_default']
     _, inputs = signature.structured_input_signature
@@ -196,7 +196,7 @@ class ExportTest(absltest.TestCase):
     self.assertNotEmpty(ops)
     self.assertEmpty([op for op in ops if op.startswith('Flex')])
 
-  def test_an_export_that_hears_something_else_is_refused(self):
+  def test_an_export_with_other_transcripts_is_refused(self):
     with mock.patch.object(
         export, 'saved_model_texts', lambda path, utterances: ['x'] * 7
     ):
@@ -207,17 +207,17 @@ class ExportTest(absltest.TestCase):
             output_dir=os.path.join(self.root, 'other'),
         )
 
-  def test_what_would_be_decoded_in_windows_is_passed_over(self):
+  def test_long_utterances_are_left_out_of_checks(self):
     short, long = (
         export.Utterance(f'{size}', 'a', np.zeros(size, np.int16))
         for size in (12_000, 40_000)
     )
     recognizer = recognizers.tiny(window_sec=1.0)
     self.assertBetween(recognizer.window_samples, 12_000, 39_999)
-    heard = []
+    outputs = []
 
-    def hear(_, utterances):
-      heard.extend(utterances)
+    def transcribe(_, utterances):
+      outputs.extend(utterances)
       return ['something else'] * len(utterances)
 
     for found, message in (
@@ -226,7 +226,7 @@ class ExportTest(absltest.TestCase):
     ):
       with (
           mock.patch.object(export, '_utterances', lambda _, f=found: f),
-          mock.patch.object(export, 'saved_model_texts', hear),
+          mock.patch.object(export, 'saved_model_texts', transcribe),
           self.assertRaisesRegex(ValueError, message),
       ):
         export.export(
@@ -234,7 +234,7 @@ class ExportTest(absltest.TestCase):
             client_data=client_data.load(self.shards),
             output_dir=os.path.join(self.root, message[:6].strip()),
         )
-    self.assertEqual(heard, [short])
+    self.assertEqual(outputs, [short])
 
   def test_bad_arguments(self):
     data = client_data.load(self.shards)

@@ -102,7 +102,7 @@ class LanguageModelTest(cases.TestCase):
     self.assertEqual(decode(logits[:0]), ('', []))
 
   @_needs_packages
-  def test_the_model_decides_where_the_sound_does_not(self):
+  def test_the_language_model_decides_between_similar_logits(self):
     # 'a', then 'b' or 'c', which sounds a little more like it.
     logits = np.full([2, 5], -20.0, np.float32)
     logits[0, 1] = 0.0
@@ -112,7 +112,7 @@ class LanguageModelTest(cases.TestCase):
     self.assertEqual((text, word, start, end), ('ab', 'ab', 0, 2))
 
   @_needs_packages
-  def test_a_file_of_something_else_is_named(self):
+  def test_another_kind_of_file_is_named(self):
     pathlib.Path(self.path).write_text('no model')
     with self.assertRaisesRegex(ValueError, 'words.arpa is not a model'):
       self.build()

@@ -192,7 +192,7 @@ class ModelSpecTest(cases.TestCase):
       '..evil',
       'x' * 100_000,
   )
-  def test_builders_outside_the_table_are_refused(self, name):
+  def test_builders_outside_the_allow_list_are_refused(self, name):
     self.write('evil.py', f'open({self.owned!r}, "w")\n')
     for kind in ('build', 'function'):
       content = _content()
@@ -230,7 +230,7 @@ class ModelSpecTest(cases.TestCase):
     self.write_spec(content)
     self.assert_refused('model_spec.json: its MODEL is not a CTC model')
 
-  def test_a_run_of_speakers_gradients_is_read(self):
+  def test_a_run_of_speaker_gradients_is_read(self):
     config.bind(
         ctc.build,
         gin_files=[

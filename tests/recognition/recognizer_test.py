@@ -29,7 +29,7 @@ def _tone_model() -> ctc.CtcModel:
     bins = tf.reduce_mean(groups, axis=2)
     bands = [bins[:, :, :20], bins[:, :, 20:40], bins[:, :, 40:]]
     loudness = [tf.reduce_max(band, axis=-1) for band in bands]
-    # A space is never heard; the blank where nothing is louder than the mean.
+    # The space is never emitted; the blank is, where no band is loud.
     space = tf.fill(tf.shape(loudness[0]), -100.0)
     blank = tf.fill(tf.shape(loudness[0]), 1.5)
     return tf.stack([space, *loudness, blank], axis=-1), lengths // 3
@@ -80,7 +80,7 @@ def _tone_recognizer(**options) -> recognizer_lib.Recognizer:
 
 class RecognizerTest(parameterized.TestCase):
 
-  def test_hears_what_the_evaluation_hears(self):
+  def test_transcripts_are_those_of_the_evaluation(self):
     model = fakes.tiny_model()
     pipeline = fakes.tiny_pipeline(model, chunk_size=4)
     weights = model.initialize(tf.constant([1, 2]))
@@ -88,7 +88,7 @@ class RecognizerTest(parameterized.TestCase):
     evaluated = evaluation.Evaluator(
         model=model, pipeline=pipeline, client_data=data
     )(weights)
-    heard = recognizer_lib.Recognizer(
+    found = recognizer_lib.Recognizer(
         model=model, pipeline=pipeline, weights=weights
     )(
         (example['utterance_id'].numpy().decode(), example['waveform'].numpy())
@@ -96,7 +96,7 @@ class RecognizerTest(parameterized.TestCase):
         for example in data.create_tf_dataset_for_client(client_id)
     )
     self.assertEqual(
-        {each.name: each.text for each in heard},
+        {each.name: each.text for each in found},
         {each.utterance_id: each.text for each in evaluated.hypotheses},
     )
     # They are no empty texts.
@@ -111,9 +111,9 @@ class RecognizerTest(parameterized.TestCase):
         for text in texts
     ]
     told = []
-    heard = list(recognizer(waveforms, progress=told.append))
-    self.assertEqual([each.name for each in heard], [n for n, _ in waveforms])
-    self.assertEqual([each.text for each in heard], texts)
+    found = list(recognizer(waveforms, progress=told.append))
+    self.assertEqual([each.name for each in found], [n for n, _ in waveforms])
+    self.assertEqual([each.text for each in found], texts)
     # In seconds of audio.
     self.assertEqual(told, [len(waveform) / 16000 for _, waveform in waveforms])
 
@@ -122,8 +122,8 @@ class RecognizerTest(parameterized.TestCase):
     text = ''.join(np.random.default_rng(1).choice(list('abc'), 60))
     waveform = _tones(text, tone_sec=0.11)
     self.assertGreater(len(waveform), 13 * _RATE_HZ)
-    (heard,) = _tone_recognizer(window_sec=window_sec)([('x', waveform)])
-    self.assertEqual(heard.text, text)
+    (found,) = _tone_recognizer(window_sec=window_sec)([('x', waveform)])
+    self.assertEqual(found.text, text)
 
   def test_a_window_of_whole_frames_is_not_one_short(self):
     # 2.01 * 16000 is below 32160 in floating point: 67 frames of 30 ms.
@@ -146,14 +146,14 @@ class RecognizerTest(parameterized.TestCase):
       self.assertEqual(one[2].shape, other[2].shape)
 
   def test_words_have_the_times_of_their_sounds(self):
-    (heard,) = _tone_recognizer(window_sec=1.0)([('x', _tones('ab' * 5))])
+    (found,) = _tone_recognizer(window_sec=1.0)([('x', _tones('ab' * 5))])
     # One word, without a space: from the first tone to the last, which begins
     # at 9 * .4 = 3.6 s; frames are 30 ms.
-    (word,) = heard.words
+    (word,) = found.words
     self.assertEqual(word.text, 'ab' * 5)
     self.assertAlmostEqual(word.start_sec, 0.0, delta=0.04)
     self.assertAlmostEqual(word.end_sec, 3.6, delta=0.07)
-    self.assertEqual(heard.seconds, 4.0)
+    self.assertEqual(found.seconds, 4.0)
 
   def test_words_are_split_at_spaces(self):
     recognizer = _tone_recognizer()

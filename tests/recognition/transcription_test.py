@@ -37,14 +37,14 @@ class TranscriptionTest(cases.TestCase):
         paths, recognizer=_recognizer, **options
     )
 
-  def test_text_of_one_file_and_of_several(self):
+  def test_lines_of_several_files_begin_with_their_paths(self):
     one, two = self.audio('one.wav'), self.audio('two.flac', 2.0, 44100)
     self.assertEqual(self.transcribe(one), 'w0\n')
     self.assertEqual(
         self.transcribe(two, one), f'{two}\tw0 w1\n{one}\tw0\n'
     )
 
-  def test_whatever_holds_audio_in_folders_is_transcribed(self):
+  def test_all_audio_files_in_folders_are_transcribed(self):
     paths = [
         self.audio(name)
         for name in (
@@ -113,16 +113,16 @@ class TranscriptionTest(cases.TestCase):
         ([word('a' * 40, 0, 1), word('b' * 40, 1, 2)], 2),
         ([], 0),
     ):
-      heard = recognizer_lib.Recognition('x', 3.0, '', words)
-      text = transcription.render([heard], output_format='srt')
+      recognition = recognizer_lib.Recognition('x', 3.0, '', words)
+      text = transcription.render([recognition], output_format='srt')
       self.assertEqual(text.count(' --> '), cues)
-    heard = heard._replace(words=[word('a', 3599.9996, 3723.4)])
+    recognition = recognition._replace(words=[word('a', 3599.9996, 3723.4)])
     self.assertIn(
         '01:00:00,000 --> 01:02:03,400',
-        transcription.render([heard], output_format='srt'),
+        transcription.render([recognition], output_format='srt'),
     )
 
-  def test_a_folder_gets_a_file_each(self):
+  def test_an_output_folder_has_one_file_per_recording(self):
     self.audio('d/a.wav')
     self.audio('d/e/b.flac', 2.0)
     output_dir = self.path('out')

@@ -172,7 +172,7 @@ class DemoTest(cases.TestCase):
     status, _ = self.transcribe(_tone(0.1), Transfer_Encoding='chunked')
     self.assertEqual(status, 411)
 
-  def test_refuses_what_is_no_audio_or_too_long(self):
+  def test_refuses_other_files_and_long_audio(self):
     for data, error in (
         (b'', 'is empty'),
         (b'<script>', 'is not readable audio'),
@@ -186,7 +186,7 @@ class DemoTest(cases.TestCase):
       self.assertIn(error, answer['error'])
     self.assertEmpty(self.models[0].waveforms)
 
-  def test_other_addresses_and_methods_are_none(self):
+  def test_other_addresses_and_methods_are_refused(self):
     for method, path, status in (
         ('GET', '/../demo.py', 404), ('GET', '/transcribe', 404),
         ('POST', '/', 404), ('GET', 'x://[', 400), ('PUT', '/', 501),

@@ -143,8 +143,8 @@ class ModelCardTest(absltest.TestCase):
     card = self.card(errors=errors, sources=sources)
     self.assertEqual(card.count(warning), 1)
     self.assertRegex(card, r'## Word errors\n(.*\n)*.*could not be checked')
-    figures = public_data.OverlapCounts(2, True)._asdict()
-    card = self.card(errors=errors, sources=sources, private=figures)
+    counts = public_data.OverlapCounts(2, True)._asdict()
+    card = self.card(errors=errors, sources=sources, private=counts)
     self.assertEqual(card.count(warning), 2)
     self.assertNotIn('could not be checked', card)
 
@@ -169,7 +169,7 @@ class ModelCardTest(absltest.TestCase):
     self.assertIn('No test set: the run was not evaluated', card)
     self.assertIn('NOT PRIVATE: the run has no privacy report', card)
 
-  def test_a_check_reads_as_a_line(self):
+  def test_a_check_prints_one_line(self):
     self.assertRegex(
         str(_CHECK),
         r'^saved_model: 1.50 MB, .* in 5 of 5 utterances, WER 50.00 % '

@@ -44,7 +44,7 @@ class PlotsTest(cases.TestCase):
     self.assertEqual(list(steps.lines[0].get_ydata()), [90, 80])
     figures = {
         plots.epsilons: [[400, 800, 1200], [2000, 2000]],
-        # A round of nobody has no mean.
+        # A round without clients has no mean.
         plots.norms: [[2, 1]],
         plots.clipped: [[75, 75, 75]],
         plots.noise: [[0.1, 0.1, 0.1], [0.2, 0.2, 0.2]],
@@ -79,7 +79,7 @@ class PlotsTest(cases.TestCase):
       (axes,) = draw([run]).axes
       self.assertEqual([line.get_label() for line in axes.lines], expected)
 
-  def test_what_no_run_has_is_no_figure(self):
+  def test_missing_metrics_give_no_plot(self):
     run = self.read('run')
     for draw in (
         plots.word_error_rates, plots.losses, plots.epsilons, plots.norms,
@@ -88,7 +88,7 @@ class PlotsTest(cases.TestCase):
       self.assertIsNone(draw([run]))
     self.assertIsNone(plots.layers(run))
 
-  def test_runs_have_colors_of_their_own(self):
+  def test_each_run_has_its_own_color(self):
     many = [self.read(str(number)) for number in range(12)]
     for some in (many[:10], many):
       self.assertLen({plots.color_of(some, run) for run in some}, len(some))
@@ -127,7 +127,7 @@ class PlotsTest(cases.TestCase):
     self.assertLessEqual(last, 1.0)
     self.assertGreater(before, 1.0)
 
-  def test_what_is_not_extrapolated(self):
+  def test_runs_that_cannot_be_extrapolated(self):
     infinite = self.private('inf', privacy=run_folders.privacy(epsilon='inf'))
     self.assertEmpty(plots.epsilons_of_larger(infinite))
     self.assertIsNone(plots.privacy_utility([infinite]))
@@ -175,7 +175,7 @@ class PlotsTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'no finite epsilon'):
       plots.epsilon_by_population([_plan(0.0)])
 
-  def test_experiments_along_numbers_have_their_gaps_beside(self):
+  def test_wer_against_numbers_with_a_panel_of_gaps(self):
     points = [plots.Point(1, 0.5, 0.1), plots.Point(4, 0.25, math.nan)]
     gap = confidence.Interval(0.1, 0.05, 0.2)
     left, right = plots.plot_wer_vs(
@@ -190,7 +190,7 @@ class PlotsTest(cases.TestCase):
     ((low, high),) = right.containers[0][2][0].get_segments()
     np.testing.assert_allclose([low[1], high[1]], [5, 20])
 
-  def test_only_points_at_one_place_stand_side_by_side(self):
+  def test_only_points_with_the_same_x_are_shifted(self):
     point = lambda x: plots.Point(x, 0.5, math.nan)
     (axes,) = plots.plot_wer_vs(
         {'a': [point(4), point(5)], 'b': [point(4.1), point(5)]},
@@ -203,7 +203,7 @@ class PlotsTest(cases.TestCase):
     self.assertLess(a[1], 5)
     self.assertGreater(b[1], 5)
 
-  def test_experiments_along_words(self):
+  def test_wer_against_categories(self):
     points = [plots.Point(x, 0.5, math.nan) for x in ('LAMB', 'SGD')]
     (axes,) = plots.plot_wer_vs({'': points}, lines={}, gaps={}, label='y').axes
     labels = [label.get_text() for label in axes.get_xticklabels()]

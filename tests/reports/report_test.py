@@ -137,7 +137,7 @@ class ReportTest(cases.TestCase):
     self.assertIn('<td class="insert">&middot;</td>', text)
     self.assertIn('reference and hypothesis are empty', text)
 
-  def test_a_name_that_is_no_formula_and_no_tag_is_shown(self):
+  def test_names_are_not_parsed_as_formulas_or_tags(self):
     row = self.row(
         'a$\\frac{1$<b>',
         metrics={'dev_word_error_rate': {1: 0.5}},
@@ -146,7 +146,7 @@ class ReportTest(cases.TestCase):
     self.assertNotIn('<b>', text)
     self.assertIn('a$\\frac{1$&lt;b&gt;', text)
 
-  def test_transcripts_are_left_out_where_none_is_asked_for(self):
+  def test_transcripts_are_left_out_if_num_worst_is_0(self):
     # A run with little else, as pictures take seconds.
     row = self.private(metrics={}, privacy=None)
     text, page = self.write(row, num_worst=1)

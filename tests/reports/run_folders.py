@@ -30,7 +30,7 @@ PRIVATE_METRICS = {
     'not_private/signal_norm': {n: 0.2 for n in _ROUNDS},
     'aggregator/noise_norm': {n: 0.1 for n in _ROUNDS},
 }
-"""Metrics of three rounds; nobody took part in the second."""
+"""Metrics of three rounds; the second has no clients."""
 
 
 def write(
@@ -48,14 +48,14 @@ def write(
   """Writes a run's folder; returns it.
 
   Args:
-    folder: To be made.
+    folder: The folder to create.
     settings: Macros as gin text, by name.
     metrics: By name, then by round or step.
-    privacy: Its privacy report.
-    results: Its figures at the end; None: it has not ended.
-    hypotheses: Speaker, what was said, what was heard; None: not evaluated.
+    privacy: Its privacy.json.
+    results: Its results.json; None: it has not ended.
+    hypotheses: Speaker, reference and hypothesis; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation.
-    attributes: What is known of speakers.
+    attributes: Attributes of speakers.
     private: Fields of `public_data.OverlapCounts` of the evaluation.
   """
   os.makedirs(folder)
@@ -90,9 +90,11 @@ def write(
         'hypotheses': [
             {
                 'client_id': speaker, 'utterance_id': f'{speaker}-{number}',
-                'reference': said, 'text': heard,
+                'reference': reference, 'text': hypothesis,
             }
-            for number, (speaker, said, heard) in enumerate(hypotheses or [])
+            for number, (speaker, reference, hypothesis) in enumerate(
+                hypotheses or []
+            )
         ],
     }))
   return folder

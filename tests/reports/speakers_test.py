@@ -62,8 +62,8 @@ class GroupsTest(absltest.TestCase):
             'e': {'gender': 'other'},
         },
     ))
-    # 6 of 20 words; either speaker may be drawn twice: 1 or 5 of 10. One speaker
-    # has 2 of 40 words wrong, and nobody to compare with.
+    # 6 of 20 words; either speaker may be drawn twice: 1 or 5 of 10. A group
+    # of one speaker has no interval.
     self.assertEqual(list(groups), [
         ('gender', value) for value in ('female', 'male', speakers.NOT_KNOWN)
     ])
@@ -74,14 +74,14 @@ class GroupsTest(absltest.TestCase):
     self.assertEqual(male, (0.05, None, 1))
     self.assertEqual(unknown, (0.75, None, 1))
 
-  def test_one_group_or_none_is_nothing_to_compare(self):
+  def test_attributes_with_one_group_are_left_out(self):
     for attributes in (
         None, {}, {'a': {'x': 'y'}}, {name: {'x': 'y'} for name in 'ab'}
     ):
       run = _run({'a': (1, 10), 'b': (5, 10)}, attributes)
       self.assertEqual(speakers.groups(run), {})
 
-  def test_the_largest_come_first_and_small_ones_together(self):
+  def test_groups_are_sorted_by_size_and_small_ones_are_merged(self):
     counts = {chr(ord('a') + i): 1 + i % 3 for i in range(14)}
     groups = speakers.groups(_ones(counts, 'x'))
     # Of three speakers c, f, i, l; of two b, e, h, k, n; of one a, d, g, j, m.

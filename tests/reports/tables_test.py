@@ -81,7 +81,7 @@ class TablesTest(cases.TestCase):
         },
     )
 
-  def test_contrast_by_hand(self):
+  def test_linear_contrast_by_hand(self):
     seed = tables.Row('seed', [self.run_('seed', 8, 6)])
     pair = tables.Row('pair', [self.run_('x', 4, 2), self.run_('y', 6, 4)])
     # The pair's mean errors are 5 and 3, minus twice 8 and 6: -11 and -9.
@@ -141,7 +141,7 @@ class TablesTest(cases.TestCase):
       ('a\n# b\x1b[31m\x9b1A\u2028c', 'a # b [31m 1A c'),
       ("l'été_1 50 % [1.0 to 2.0]", "l'été_1 50 % [1.0 to 2.0]"),
   )
-  def test_names_are_no_markup(self, name, expected):
+  def test_names_are_escaped_in_markdown(self, name, expected):
     self.assertEqual(tables.plain(name), expected)
     self.assertIn(f'| {expected} |', tables.markdown([[''], [name]]))
 

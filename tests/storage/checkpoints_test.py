@@ -171,7 +171,7 @@ class SaverTest(parameterized.TestCase):
   def saver(self) -> checkpoints.Saver:
     return checkpoints.Saver(self.manager.save, last=0)
 
-  def test_writing_overlaps_what_follows_and_ends_with_the_context(self):
+  def test_states_are_written_in_the_background_until_the_context_ends(self):
 
     async def run():
       self.manager.may_write.clear()
@@ -197,7 +197,7 @@ class SaverTest(parameterized.TestCase):
     self.assertEqual(self.manager.saved, {1: 'a'})
 
   @parameterized.parameters(asyncio.CancelledError, ValueError)
-  def test_a_run_that_is_interrupted_or_fails_saves_what_it_has(self, kind):
+  def test_an_interrupted_or_failed_run_saves_its_newest_state(self, kind):
 
     async def run():
       async with self.saver() as saver:
@@ -209,7 +209,7 @@ class SaverTest(parameterized.TestCase):
       asyncio.run(run())
     self.assertEqual(self.manager.saved, {1: 'a', 2: 'b'})
 
-  def test_a_run_that_failed_says_so_also_on_a_full_disk(self):
+  def test_a_failed_run_raises_its_own_error_on_a_full_disk(self):
 
     async def run():
       async with self.saver() as saver:
@@ -223,7 +223,7 @@ class SaverTest(parameterized.TestCase):
     self.assertIn('could not be saved: disk full', logs.output[0])
 
   @parameterized.parameters(True, False)
-  def test_a_full_disk_ends_the_run_at_the_next_look_or_its_end(self, looks):
+  def test_a_full_disk_ends_the_run_at_the_next_check_or_its_end(self, looks):
 
     async def run():
       async with self.saver() as saver:

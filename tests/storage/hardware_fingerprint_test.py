@@ -16,13 +16,13 @@ class MachineTest(cases.TestCase):
     with open(hardware_fingerprint.path(self.root), 'w', encoding='utf-8') as f:
       json.dump(hardware_fingerprint.describe() | changes, f)
 
-  def test_the_same_machine_is_no_line(self):
+  def test_the_same_machine_logs_nothing(self):
     with self.assertNoLogs('absl', 'WARNING'):
       hardware_fingerprint.check(self.root)
       self.write()
       hardware_fingerprint.check(self.root)
 
-  def test_what_differs_is_one_line(self):
+  def test_another_machine_logs_its_differences_in_one_line(self):
     self.write(processor='abacus', tensorflow='1.0')
     with self.assertLogs('absl', 'WARNING') as logs:
       hardware_fingerprint.check(self.root)
@@ -41,7 +41,7 @@ class MachineTest(cases.TestCase):
       hardware_fingerprint.restore_threads(self.root)
     restored.assert_called_once_with(threads)
 
-  def test_what_cannot_be_read_is_left_alone(self):
+  def test_a_damaged_record_of_the_machine_is_ignored(self):
     for text in ('', '[]', '{"threads_per_op": "many"}', '\0'):
       path = hardware_fingerprint.path(self.root)
       pathlib.Path(path).write_text(text)

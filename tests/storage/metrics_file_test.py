@@ -34,7 +34,7 @@ class MetricsFileTest(cases.TestCase):
     self.assertEqual(metrics_file.read(self.path, 'b'), {2: 1e-7})
     self.assertEqual(metrics_file.read(self.path, 'absent'), {})
 
-  def test_a_killed_run_has_each_round_once(self):
+  def test_a_resumed_run_has_each_round_once(self):
     rows = {number: {'a': float(number)} for number in range(1, 13)}
     rows[10]['b'] = 1.0
     self.release(rows)
@@ -45,7 +45,7 @@ class MetricsFileTest(cases.TestCase):
       self.release({key: rows[key] for key in range(9, 13)}, last=8)
       self.assertEqual(self.text(), whole, size)
 
-  def test_a_row_is_there_when_release_returns(self):
+  def test_a_row_is_on_disk_when_release_returns(self):
     manager = metrics_file.MetricsFile(self.path, last=0)
 
     async def run():
@@ -60,7 +60,7 @@ class MetricsFileTest(cases.TestCase):
       'key,a\n1,2\n', 'round,a\nx,2\n', 'round,a\n1,2,3\n', 'round,a\n1\n',
       'round,a\n1,"2\n', '\0\n',
   )
-  def test_what_is_no_metrics_is_refused(self, text):
+  def test_other_files_are_refused(self, text):
     pathlib.Path(self.path).write_text(text)
     with self.assertRaisesRegex(ValueError, 'does not contain the metrics'):
       metrics_file.MetricsFile(self.path, last=0)

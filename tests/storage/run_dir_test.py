@@ -43,7 +43,7 @@ class RunFolderTest(cases.TestCase):
   def configuration(self) -> str:
     return pathlib.Path(self.path, 'config.gin').read_text()
 
-  def test_configuration_is_kept_and_how_far_a_run_goes_may_change(self):
+  def test_only_settings_of_the_run_length_may_change(self):
     os.makedirs(self.path)
     files.write_text(os.path.join(self.path, 'notes.txt'), 'of the user')
     self.begin()
@@ -55,7 +55,7 @@ class RunFolderTest(cases.TestCase):
       self.open(_CONFIGURATION.replace(old, new))
       self.assertEqual(self.configuration(), _CONFIGURATION)
 
-  def test_a_charged_round_binds_the_settings(self):
+  def test_settings_may_not_change_after_a_charged_round(self):
     ledger = self.open().file('ledger.jsonl')
     # Of a state that was not finished.
     files.write_text(
@@ -70,7 +70,7 @@ class RunFolderTest(cases.TestCase):
       self.open()
 
   @parameterized.parameters('config.gin', 'model.safetensors', 'results.json')
-  def test_a_folder_that_is_no_runs_keeps_its_files(self, name):
+  def test_a_folder_of_other_files_is_refused(self, name):
     os.makedirs(self.path)
     files.write_text(os.path.join(self.path, name), 'mine')
     with self.assertRaisesRegex(ValueError, f'one contains {name} but no saved'):
@@ -79,7 +79,7 @@ class RunFolderTest(cases.TestCase):
     with open(os.path.join(self.path, name), encoding='utf-8') as f:
       self.assertEqual(f.read(), 'mine')
 
-  def test_a_finished_run_without_its_states_is_not_begun_anew(self):
+  def test_a_finished_run_without_states_does_not_start_over(self):
     with self.open() as folder:
       files.write_json(folder.file('results.json'), {})
     with self.assertRaisesRegex(ValueError, 'contains results.json but no saved'):
@@ -91,7 +91,7 @@ class RunFolderTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'one contains a run without its conf'):
       self.open()
 
-  def test_places_that_cannot_be_written_are_named(self):
+  def test_folders_that_cannot_be_written_are_named(self):
     # tests/bin/bad_input_test.py has files in their place.
     with mock.patch.object(os, 'access', return_value=False):
       with self.assertRaisesRegex(ValueError, 'one cannot be written: .* read'):
@@ -207,7 +207,7 @@ class RunFolderTest(cases.TestCase):
         run_dir.check_folder(self.path, configuration=_CONFIGURATION)
     self.open()
 
-  def test_it_ends_with_its_process_however_that_ends(self):
+  def test_the_lock_is_released_when_its_process_ends(self):
     folder = self.root  # Made here, and not in the child.
     reader, writer = os.pipe()
     child = os.fork()
@@ -223,7 +223,7 @@ class RunFolderTest(cases.TestCase):
     os.waitpid(child, 0)
     run_dir.RunLock(folder).release()
 
-  def test_only_files_with_keys_are_the_owners_alone(self):
+  def test_states_and_secrets_have_mode_0600(self):
     folder = self.open()
     asyncio.run(folder.state_manager.save(1, 1))
     folder.release_managers(last=0)
@@ -239,8 +239,8 @@ class RunFolderTest(cases.TestCase):
     )
 
 
-  def test_folders_that_it_makes_are_the_owners_alone(self):
-    # Their files' names and sizes are shown to nobody else.
+  def test_new_folders_have_mode_0700(self):
+    # Others must not see names and sizes of files.
     before = os.umask(0o022)
     try:
       folder = self.open()
@@ -258,7 +258,7 @@ class RunFolderTest(cases.TestCase):
 
 class FlattenTest(absltest.TestCase):
 
-  def test_names_are_joined_and_what_is_not_one_number_left_out(self):
+  def test_nested_metrics_are_flattened_and_only_scalars_are_kept(self):
     self.assertEqual(
         run_dir.flatten_metrics(
             collections.OrderedDict(

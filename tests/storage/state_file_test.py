@@ -152,7 +152,7 @@ class StateFileTest(cases.TestCase):
       ('text_tensor', {'x': tf.constant('a')}, r'EagerTensor \(.*string'),
       ('same_path', {'a/b': 1, 'a': {'b': 2}}, "path 'a/b'"),
   )
-  def test_what_cannot_be_stored_is_refused(self, state, message):
+  def test_other_leaves_are_refused(self, state, message):
     with self.assertRaisesRegex(ValueError, message):
       state_file.write(self.path, state)
     self.assertFalse(os.path.exists(self.path))

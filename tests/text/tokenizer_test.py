@@ -18,7 +18,7 @@ class CharTokenizerTest(parameterized.TestCase):
     self.assertEqual(tokenizer.decode(ids.numpy()), text)
 
   @parameterized.parameters('A', 'ä', '𝄞', '\0', '1')
-  def test_a_character_that_is_no_token_becomes_minus_1(self, character):
+  def test_unknown_characters_become_minus_1(self, character):
     tokenizer = tokenizer_lib.CharTokenizer()
     ids = tokenizer.encode(tf.constant([f'a{character}b']))[0]
     np.testing.assert_array_equal(ids, [2, -1, 3])
@@ -39,7 +39,7 @@ class CharTokenizerTest(parameterized.TestCase):
     ]
     self.assertEmpty(foreign)
 
-  def test_a_boundary_stands_on_both_sides_of_what_is_not_empty(self):
+  def test_a_boundary_encloses_texts_that_are_not_empty(self):
     tokenizer = tokenizer_lib.CharTokenizer('ab ', boundary=' ')
     encode = tf.function(tokenizer.encode)
     self.assertEqual(
@@ -53,7 +53,7 @@ class CharTokenizerTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'boundary must be .*' + boundary):
         tokenizer_lib.CharTokenizer('ab ', boundary=boundary)
 
-  def test_missing_names_what_is_no_token(self):
+  def test_missing_returns_unknown_characters(self):
     tokenizer = tokenizer_lib.CharTokenizer('ab ')
     self.assertEqual(tokenizer.missing('abba baéz!'), ['!', 'z', 'é'])
     self.assertEqual(tokenizer.missing('ab'), [])
@@ -108,7 +108,7 @@ class SentencePieceTokenizerTest(parameterized.TestCase):
     self.assertEqual(tokenizer.vocab_size, 7)
     self.assertEqual(tokenizer.tokens, ('a', 'ab', 'b', 'ba', ' ', ' ab'))
 
-  def test_what_has_no_piece_becomes_minus_1_and_is_missing(self):
+  def test_characters_without_a_piece_become_minus_1_and_are_missing(self):
     tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
     self.assertEqual(tokenizer.characters, 'ab ')
     self.assertEqual(tokenizer.missing('abc ▁'), ['c', '▁'])
@@ -121,7 +121,7 @@ class SentencePieceTokenizerTest(parameterized.TestCase):
     encoded = [each.to_list() for each in dataset.map(tokenizer.encode)]
     self.assertEqual(encoded, [[[5]], [[4, 2]]])
 
-  def test_identity_is_that_of_pieces_and_scores_in_any_order(self):
+  def test_identity_depends_on_pieces_and_scores_but_not_on_their_order(self):
     identity = lambda pieces: (
         tokenizer_lib.SentencePieceTokenizer(pieces).identity
     )
