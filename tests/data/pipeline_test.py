@@ -521,7 +521,7 @@ class PackingTest(parameterized.TestCase):
       self.assertLess(1 - lengths.sum() / padded, max_padding)
 
   @parameterized.parameters(
-      # One beyond the bound is a batch of its own.
+      # An utterance beyond the bound is a batch alone.
       ([10, 10, 50, 60], 30, 0.5, [0, 2, 3]),
       # 20 times 2^27 is more than 2^31.
       ([2**27] * 20, 2**31, 1.0, [0, 16]),

@@ -40,7 +40,7 @@ def _batch():
 
 
 def _batches_of(*counts):
-  """Batches of so many of the utterances in turn, of which there are 6."""
+  """Batches of these numbers of utterances, from 6 in turn."""
   rows = {
       name: tf.concat([value, value[:1]], axis=0)
       for name, value in _batch().items()

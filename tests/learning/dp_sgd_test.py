@@ -372,7 +372,7 @@ class DpSgdTest(parameterized.TestCase):
     arrays = tf.nest.map_structure(
         lambda value: value.numpy() if tf.is_tensor(value) else value, half
     )
-    # Another process traces anew.
+    # Another process traces again.
     other = _build.__wrapped__(noise=1.0, optimizer=_ADAM)
     resumed = other.next(arrays, batches[1]).state
     for name, value in _weights(state).items():
@@ -408,7 +408,7 @@ class DpSgdTest(parameterized.TestCase):
     gradients = dp_sgd.build_example_gradients(_TINY, seed=3)
     found = list(gradients(weights, _batch(0, 1, 2)))
     self.assertLen(found, 3)
-    # However they are packed: each has draws of its own.
+    # However they are packed, their draws are independent.
     moves = _moves(step, _batch(2), _batch(1, 0))
     for name, move in moves.items():
       np.testing.assert_allclose(

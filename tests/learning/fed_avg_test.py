@@ -286,14 +286,14 @@ class PlainFederatedAverageTest(parameterized.TestCase):
             weights, client_id=client_id, round_num=round_num
         ).delta
         for name, layer in reference.clip_layers(delta, clip=clip).items():
-          # The expected size divides, whoever came.
+          # The divisor is the expected cohort size.
           mean[name] += layer / cohort_size
           num_clipped += np.any(layer != delta[name])
           num_layers += 1
       optimizer.learning_rate = rate
       stepped = optimizer.step(list(weights.values()), list(mean.values()))
       expected = dict(zip(weights, stepped, strict=True))
-      # In the empty round too: LAMB goes on along its first moment.
+      # In the empty round, too: LAMB continues along its first moment.
       self.assertGreater(
           self.assert_weights(actual, round_num, expected), 1e-3
       )

@@ -26,7 +26,7 @@ _OPTIMIZERS = dict(
     adam=adam.build_adam(1.0, epsilon=1.0),
     lamb=lamb.build_lamb(1.0, epsilon=1.0),
 )
-# The mean of so many draws is off by .0006 (one standard error).
+# The standard error of the mean of these draws is .0006.
 _TOLERANCE = 0.003
 
 

@@ -29,7 +29,7 @@ _PER_SPEAKER = 2
 _PARAMS = [f'SPEAKER_UTTERANCES = {_PER_SPEAKER}']
 _SEED = 7
 _RATE = 0.5
-# Ann has 3 utterances, Bob 5, Cai 1 and Dee 4; one round is of nobody.
+# Ann has 3 utterances, Bob 5, Cai 1 and Dee 4; one round has no clients.
 _ROUNDS = [['ann', 'bob', 'cai'], [], ['bob', 'dee']]
 _BATCH_SIZE = 4
 

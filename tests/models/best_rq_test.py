@@ -90,7 +90,7 @@ class SpanMasksTest(parameterized.TestCase):
     # 12,000 values: stddev of the mean .0009, of the stddev .00065.
     self.assertAlmostEqual(filled[is_masked].mean(), 0, delta=0.005)
     self.assertAlmostEqual(filled[is_masked].std(), 0.1, delta=0.004)
-    # Another value in each place, but for a few equal float32.
+    # Another value in each place, except a few equal float32.
     self.assertGreater(np.unique(filled[is_masked]).size, 11_900)
 
 

@@ -39,7 +39,7 @@ def features(*shape: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def recorded_seeds() -> Iterator[list[tuple[int, ...]]]:
-  """Seeds that are drawn from, or split, meanwhile, but for traced graphs'."""
+  """Seeds that are drawn from or split meanwhile, outside of traced graphs."""
   seeds = []
 
   def spy(name, place):

@@ -49,7 +49,7 @@ class RulesTest(parameterized.TestCase):
        [[-0.1, 0.1]]),
       ('lamb_gradient_0', lamb.build_lamb(0.1), [1.0, 2.0], [[0.0, 0.0]],
        [[1.0, 2.0]]),
-      # 0 / 0, as in the paper; epsilon 0 is for whoever has no zeros.
+      # 0 / 0, as in the paper; epsilon 0 is for gradients without zeros.
       ('lamb_gradient_and_epsilon_0', lamb.build_lamb(0.1, epsilon=0.0),
        [1.0], [[0.0]], [[np.nan]]),
       # In 40 digits; the gradients are near epsilon. The first:

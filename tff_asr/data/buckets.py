@@ -1,7 +1,7 @@
 """Length buckets: batches padded to few sizes, as XLA and GPUs need.
 
 XLA compiles a program for each size of its arguments, and cuDNN tunes for each.
-Nearly every batch has a size of its own, so a batch is padded, as by
+Nearly every batch has another size, so a batch is padded, as by
 `tf.data.Dataset.bucket_by_sequence_length` with `pad_to_bucket_boundary`:
 
 - to the frames of the first boundary that holds its longest utterance, and

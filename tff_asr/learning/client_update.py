@@ -158,7 +158,7 @@ def build(
       first_loss_sum, last_loss_sum: Sums of each client's mean loss over its
         first batch with utterances, under the broadcast weights, and over its
         last one, under the weights before that step; both as they are trained
-        on (augmented, with dropout), without a pass of their own.
+        on (augmented, with dropout), without another pass.
       num_trained: Clients in those sums: with a finite delta and such a batch.
   """
   frozen = tuple(sorted(frozen))
