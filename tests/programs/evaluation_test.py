@@ -137,9 +137,9 @@ class EvaluatorTest(absltest.TestCase):
     losses = evaluator(_weights()).loss, _evaluator()(_weights()).loss
     self.assertNotAlmostEqual(*losses, places=2)
 
-  def test_is_the_same_each_time_and_knows_no_dropout(self):
+  def test_evaluations_repeat_exactly_and_without_dropout(self):
     first = _evaluator()(_weights())
-    with fakes.counted(pipeline_lib.Pipeline, 'prepare') as traced:
+    with fakes.counted(pipeline_lib.Pipeline, 'pack') as traced:
       self.assertEqual(_evaluator()(_weights()), first)
     self.assertEmpty(traced)
     arrays = {name: value.numpy() for name, value in _weights().items()}

@@ -193,6 +193,8 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
       with collect:
         self.privacy.validate()
       with collect:
+        self._check_privacy_unit()
+      with collect:
         checks.one_of(public_data.ACTIONS, on_shared_data=self.on_shared_data)
       with collect:
         if self.tokens:
@@ -208,6 +210,15 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
         self._check_init_from_run()
       with collect:
         run_dir.check_folder(self.output_dir, configuration=self.configuration)
+
+  def _check_privacy_unit(self) -> None:
+    """Raises ValueError for a budget or keys of training that has none."""
+    unused = self.privacy != private_rounds.PrivacySettings()
+    if self.privacy_unit is None and unused:
+      raise ValueError(
+          f'{self.name} training is not private: leave out its privacy '
+          'settings.'
+      )
 
   def _check_init_from_run(self) -> None:
     """Raises ValueError for a run that starts from itself."""
