@@ -248,7 +248,7 @@ class CentralTest(cases.TestCase):
         _weights(self.path('parts')), _weights(self.path('run'))
     )
 
-  def test_what_pretraining_cost_is_stated_with_the_model(self):
+  def test_the_privacy_loss_of_pretraining_is_reported_with_the_model(self):
     start = self.path('pretrained')
     runs.write_pretrained(start, model=_model(), num_steps=1)
     settings = dict(num_steps=1, init_from_run=start)

@@ -43,7 +43,7 @@ def _predictor(recogniser: ctc.CtcModel) -> best_rq.BestRqModel:
 
 class DryRunTest(cases.TestCase):
 
-  def test_federated_training_is_described_and_not_begun(self):
+  def test_federated_training_is_described_and_not_started(self):
     settings = (
         *programs.write_tiny(self.path('shards')),
         'NOISE_MULTIPLIER = 10.0', 'NUM_ROUNDS = 50', 'DELTA = 1e-5',
@@ -224,7 +224,7 @@ class DryRunTest(cases.TestCase):
     (line,) = re.findall('^# epsilon: +(.*)$', text, re.MULTILINE)
     return line
 
-  def test_not_private_is_said_as_the_statement_would(self):
+  def test_not_private_has_the_reasons_of_the_privacy_report(self):
     self.assertRegex(
         self.plan(0.85, num_steps=20),
         r'^[\d.]+ \(RDP\), ([\d.]+) \(PLD\) at the end, at delta 0\.001; '

@@ -93,7 +93,7 @@ class EvaluatorTest(absltest.TestCase):
     )
     self.assertEqual(found.token_errors.words, len(''.join(transcripts)))
 
-  def test_datasets_of_ones_own_may_branch_on_tensors(self):
+  def test_datasets_of_users_may_branch_on_tensors(self):
     def shorten(example):
       if tf.size(example['waveform']) > 9_000:
         example['waveform'] = example['waveform'][:9_000]

@@ -87,7 +87,7 @@ class FailuresTest(parameterized.TestCase):
         shows_exact=shows_exact,
     )
 
-  def test_private_failures_are_counted_without_a_word(self):
+  def test_private_failures_are_counted_and_not_logged(self):
     with self.assertNoLogs('absl', 'WARNING'):
       self.assertEqual(self.count({4: 'E'}, 1, 0.25, shows_exact=False), 1)
     with self.assertRaisesRegex(
@@ -107,7 +107,7 @@ class FailuresTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(({},), (None,))
-  def test_no_failure_is_no_line(self, failed):
+  def test_without_failures_nothing_is_logged(self, failed):
     with self.assertNoLogs('absl', 'WARNING'):
       self.assertEqual(self.count(failed, 0, 0.0), 0)
 
@@ -200,7 +200,7 @@ class ExplainedShortageTest(parameterized.TestCase):
     (line,) = launch.error_lines(caught.exception)
     self.assertIn('MAX_BATCH_SEC' if kind is MemoryError else 'is full', line)
 
-  def test_an_error_that_says_what_to_change_stays(self):
+  def test_an_error_that_names_its_remedy_is_kept(self):
     error = OSError(errno.ENOSPC, 'Saving takes 3 MB: make room.')
     with self.assertRaises(OSError) as caught:
       with faults.explained_shortage():
@@ -215,7 +215,7 @@ class ExplainedShortageTest(parameterized.TestCase):
     self.assertRegex(line, r'\(ResourceExhaustedError\).*MAX_BATCH_SEC')
     self.assertNotIn('shape', line)
 
-  def test_other_errors_stay_as_they_are(self):
+  def test_other_errors_are_kept(self):
     error = _at_a_client(ValueError('no'))
     with self.assertRaises(RuntimeError) as caught:
       with faults.explained_shortage():

@@ -304,7 +304,7 @@ class WholeRunTest(_RunTestCase):
     self.assertLen(read.metric('epsilon'), 2)
     self.assertEmpty(read.metric('train_loss'))
 
-  def test_what_confirms_a_list_of_clients_is_in_a_file_of_the_owner(self):
+  def test_digests_of_the_clients_are_only_in_a_file_of_the_owner(self):
     (source,) = public_data.read(self.run)
     self.assertTrue(source.is_private)
     digest = source.speakers_sha256
@@ -494,7 +494,7 @@ class FederatedTest(_RunTestCase):
     results, _ = _train(self.run, init_from_run=start)
     self.assertEqual(results['privacy']['rounds'], 2)
 
-  def test_a_resumed_run_has_to_freeze_the_same_layers(self):
+  def test_a_resumed_run_must_freeze_the_same_layers(self):
     _train(self.run, num_rounds=1)
     with mock.patch.object(
         process,
@@ -564,7 +564,7 @@ class FaultsTest(_RunTestCase):
     results, _ = _train(second, **everyone)
     self.assertEqual(results['rounds'], 2)
 
-  def test_an_undone_round_stays_charged_and_has_a_successor(self):
+  def test_an_undone_round_stays_charged_and_training_continues(self):
     settings = dict(
         num_rounds=3,
         save_every=10,
@@ -641,7 +641,7 @@ class LedgerTest(_RunTestCase):
     self.assertEqual((longer['rounds'], longer['ended_by']), (4, 'NUM_ROUNDS'))
     self.assertEqual(self.charged(), 4)
 
-  def test_a_repeated_round_is_within_the_target_that_it_was_charged_to(self):
+  def test_a_repeated_round_is_not_charged_against_the_target_again(self):
     self.stop_in_round(4)
     # More rounds are another text, but the same rounds.
     results, _ = _train(
@@ -652,7 +652,7 @@ class LedgerTest(_RunTestCase):
     )
     self.assertEqual((results['rounds'], self.charged()), (3, 3))
 
-  def test_a_run_whose_end_is_set_anew_says_so_for_good(self):
+  def test_a_run_whose_end_was_changed_reports_it_permanently(self):
     ledger = os.path.join(self.run, 'ledger.jsonl')
     _train(self.run, num_rounds=1)
     _train(self.run, num_rounds=2)
@@ -668,7 +668,7 @@ class LedgerTest(_RunTestCase):
         'changed, first after 2 charged rounds',
     )
 
-  def test_a_run_from_another_run_s_model_goes_on_with_its_ledger(self):
+  def test_a_run_from_another_run_s_model_inherits_its_ledger(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=3)
     results, printed = _train(second, num_rounds=2, init_from_run=self.run)
@@ -851,7 +851,7 @@ class RoundMetricsTest(absltest.TestCase):
     for name in ('delta_norm', 'loss_before', 'loss_after', 'train_loss'):
       self.assertTrue(math.isnan(without_clients[f'not_private/{name}']))
 
-  def test_what_comes_from_clients_without_noise_is_named_so(self):
+  def test_exact_metrics_are_named_not_private(self):
     metrics = _flatten(num_clients=1.0)
     released = {
         name for name in metrics if not name.startswith('not_private/')

@@ -61,7 +61,7 @@ class OddClientsTest(cases.TestCase):
     row = {name: float(value) for name, value in row.items()}
     return row, runs.charged(run)
 
-  def test_they_are_counted_and_the_round_goes_on(self):
+  def test_odd_clients_are_counted_and_the_round_continues(self):
     speech = {
         name: fakes.utterance(name, 0)['waveform'] for name in _GOOD
     }

@@ -115,7 +115,7 @@ class PretrainTest(parameterized.TestCase):
     with open(path, encoding='utf-8') as f:
       self.assertLen(f.readlines(), 2 + len(_MODEL.specs))
 
-  def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
+  def test_the_layers_of_the_lowest_scores_are_frozen_and_do_not_change(self):
     results, printed = self.run_program(
         'frozen',
         init_from_run=self.path('public'),
@@ -154,7 +154,7 @@ class PretrainTest(parameterized.TestCase):
       self.run_program('bad', **changes)
     self.assertFalse(os.path.exists(self.path('bad')))
 
-  def test_a_private_recording_that_is_there_twice_is_refused(self):
+  def test_duplicate_private_recordings_are_refused(self):
     # Eight copies are eight draws of one recording, and one is charged.
     (example,) = fakes.examples('ann', 1)
     spoken = [example | {'utterance_id': str(number)} for number in range(8)]
@@ -209,7 +209,7 @@ class MaskedEvaluatorTest(parameterized.TestCase):
         client_data=client_data_lib.load(fakes.shared_split(**_CLIENTS)),
     )
 
-  def test_is_the_same_each_time_and_knows_no_dropout(self):
+  def test_evaluations_repeat_exactly_and_without_dropout(self):
     weights = _MODEL.initialize(tf.constant([1, 2]))
     evaluate = self.evaluator(tiny.predictor(dropout=0.5))
     first = evaluate(weights)
@@ -217,7 +217,7 @@ class MaskedEvaluatorTest(parameterized.TestCase):
     without = self.evaluator(_MODEL)(weights)
     self.assertEqual(without.metrics(), first.metrics())
 
-  def test_each_utterance_has_masks_and_noise_of_its_own(self):
+  def test_each_utterance_has_its_own_masks_and_noise(self):
     weights = _MODEL.initialize(tf.constant([1, 2]))
     evaluate = self.evaluator(_MODEL)
     with calls.recorded_seeds() as fixed:
@@ -249,7 +249,7 @@ class ExamplesTest(parameterized.TestCase):
         for name in batch['utterance_id'].numpy()
     )
 
-  def test_numbers_are_places_in_the_order_of_clients_and_utterances(self):
+  def test_numbers_follow_the_order_of_clients_and_utterances(self):
     source = self._source()
     self.assertEqual(source.sampling.population, 6)
     every = ['ann-0', 'ann-1', 'ann-2', 'bob-0', 'bob-1', 'cai-0']
@@ -258,7 +258,7 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(self._names(source, [1, 3, 5]), every[1::2])
     self.assertEqual(self._names(source, []), [])
 
-  def test_draws_are_poisson_and_restart_where_they_were(self):
+  def test_draws_are_poisson_and_resume(self):
     source = self._source()
     state, sizes, second = source.initial_state(), [], None
     counts = np.zeros(6)
@@ -274,7 +274,7 @@ class ExamplesTest(parameterized.TestCase):
     numbers, _ = source.draw(second)
     self.assertLen(numbers, sizes[1])
 
-  def test_features_do_not_depend_on_who_else_was_drawn(self):
+  def test_features_do_not_depend_on_the_other_examples_of_a_step(self):
     source = self._source()
 
     def features(numbers):
@@ -294,7 +294,7 @@ class ExamplesTest(parameterized.TestCase):
       for name, alone in features([number]).items():
         np.testing.assert_array_equal(alone, together[name])
 
-  def test_too_long_ones_add_nothing(self):
+  def test_too_long_examples_add_nothing(self):
     # The fake utterances have .5 to 1.5 seconds.
     source = self._source(max_utterance_sec=1.0)
     found = self._names(source, list(range(6)))

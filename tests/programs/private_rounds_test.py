@@ -184,7 +184,7 @@ class RoundTest(_TestCase):
     self.assertLen(set(found.values()), 1 + len(_PARTS), found)
 
   @parameterized.parameters('metrics', 'optimizer', 'clips', 'weights', None)
-  def test_no_second_sum_gets_the_noise_whatever_shows_it(self, shown):
+  def test_another_sum_gets_other_noise_wherever_the_sum_shows(self, shown):
     # At a learning rate of 0, weights do not show it.
     def run(seen):
       async def step(state, cohort):
@@ -233,7 +233,7 @@ class RoundTest(_TestCase):
             next_cohort_state=cohort_state,
         ))
 
-  def test_a_round_done_again_begins_another_mechanism(self):
+  def test_a_repeated_round_starts_another_mechanism(self):
     # Otherwise two sums of a client's would share a coin, and a round's noise.
     def run(seen):
       async def step(state, cohort):
@@ -264,7 +264,7 @@ class RoundTest(_TestCase):
     for each, expected in zip(found, (1, 1, 0), strict=True):
       self.assertTrue(np.all(each.buffers['a'] == expected))
 
-  def test_noise_goes_on_where_a_round_is_undone(self):
+  def test_correlated_noise_continues_after_an_undone_round(self):
     before, after = (
         _state(
             query_state=_correlated_state(number, np.full([2, 3], number))
@@ -283,7 +283,7 @@ class RoundTest(_TestCase):
 
 class PlanTest(_TestCase):
 
-  def test_the_plan_costs_what_the_ledger_will_charge(self):
+  def test_planned_rounds_are_what_the_ledger_will_charge(self):
     for sampling in (_SEPARATED, _POISSON):
       event = strategies.CorrelatedGaussianDpEvent(
           _NOISE, 50, _BLT.output_scale, _BLT.buf_decay
@@ -368,7 +368,7 @@ class PlanTest(_TestCase):
     # What was inherited stays as it was.
     self.assertEqual([group.count for group in inherited.rounds], [3])
 
-  def test_noise_that_is_not_of_the_cohorts_is_refused(self):
+  def test_noise_that_does_not_match_the_cohorts_is_refused(self):
     for noise, other, message in (
         (_SEPARATED, dataclasses.replace(_SEPARATED, min_sep=49),
          '50 rounds apart, the cohorts keep 49: set both by MIN_SEP'),
@@ -396,7 +396,7 @@ class PrivacySettingsTest(absltest.TestCase):
     self.assertFalse(private_rounds.is_protected(_state(), known))
     self.assertFalse(private_rounds.is_protected(none, secret))
 
-  def test_delta_is_of_the_largest_population_that_was_charged(self):
+  def test_the_default_delta_follows_the_largest_charged_population(self):
     own, inherited = (
         accounting.Sampling(kind='poisson', cohort_size=5, population=each)
         for each in (100, 5000)

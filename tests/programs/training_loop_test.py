@@ -164,7 +164,7 @@ class TrainingLoopTest(cases.TestCase):
     self.assertEqual(self.metrics(one), self.metrics(other))
     self.assertEqual(self.charged(one), self.charged(other))
 
-  def test_resumed_runs_end_in_the_bits_of_a_whole_one(self, name):
+  def test_resumed_runs_end_in_the_bits_of_an_uninterrupted_one(self, name):
     self.train(name, 'whole', 5, evaluator=_evaluator(lambda: None))
     self.assertEqual(self.charged('whole'), 5 if name in _PRIVATE else 0)
 
@@ -201,7 +201,7 @@ class TrainingLoopTest(cases.TestCase):
     self.train(name, 'whole', 5)
     self.assert_same('whole', 'killed')
 
-  def test_a_run_whose_first_state_cannot_be_saved_begins_anew(self, name):
+  def test_a_run_whose_first_state_cannot_be_saved_starts_again(self, name):
     save = mock.patch.object(
         checkpoints.StateManager, 'save', side_effect=OSError('full')
     )
@@ -354,13 +354,13 @@ class FormatMetricsTest(parameterized.TestCase):
   @parameterized.parameters(
       (2.4401, '2.45'), (np.inf, 'infinite'), (np.nan, 'none')
   )
-  def test_no_epsilon_is_shown_below_the_real_one(self, epsilon, shown):
+  def test_a_displayed_epsilon_is_rounded_up(self, epsilon, shown):
     found = training_loop.format_metrics(
         {'epsilon': epsilon}, target_epsilon=None, is_private=True
     )
     self.assertEqual(found, {'epsilon': shown})
 
-  def test_an_epsilon_that_is_not_private_is_called_so(self):
+  def test_an_epsilon_that_is_not_private_is_marked(self):
     found = training_loop.format_metrics(
         {'epsilon': 499.9}, target_epsilon=600.0, is_private=False
     )

@@ -88,14 +88,14 @@ class WeightsTest(absltest.TestCase):
     self.assertEqual(list(weights), list(drawn))
     return weights, printed.getvalue()
 
-  def test_of_a_trained_run_all_is_taken(self):
+  def test_the_whole_model_of_a_trained_run_is_taken(self):
     self.folder.write_model(self.weights, tokens=' abc')
     weights, printed = self.updated()
     for name, value in weights.items():
       np.testing.assert_array_equal(value, self.weights[name])
     self.assertIn('the whole model is taken', printed)
 
-  def test_of_a_pretrained_run_the_encoder_is_taken_by_name(self):
+  def test_the_encoder_of_a_pretrained_run_is_taken_by_name(self):
     self.pretrained()
     weights, printed = self.updated()
     encoder = self.model.encoder.specs
@@ -127,7 +127,7 @@ class WeightsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, rf'{name} is \[77\] there and'):
       warm_start.check(self.run_dir, model=self.model, tokens=' abc')
 
-  def test_a_pretrained_run_cannot_be_evaluated_as_it_is(self):
+  def test_a_pretrained_run_cannot_be_evaluated_without_fine_tuning(self):
     self.pretrained()
     with self.assertRaisesRegex(ValueError, 'fine-tune it first'):
       run_dir.check_model(self.run_dir, model=self.model, tokens=' abc')
@@ -169,7 +169,7 @@ class LayerScoresTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'has no score of norm/bias'):
       self.frozen(share=0.5)
 
-  def test_a_made_up_table_is_one_line(self):
+  def test_a_damaged_table_is_named(self):
     path = self.path('layer_scores.csv')
     for content in (b'a,b\n1,2\n', b'layer,score\nx\n', b'\xff\n', b'"'):
       pathlib.Path(path).write_bytes(content)
