@@ -10,13 +10,14 @@ covers. Their measurements become `not_private`.
 """
 
 import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
@@ -32,7 +33,7 @@ class State(NamedTuple):
 
   query_state: queries.MechanismState
   dp_event: NamedTuple
-  inner: Any = ()
+  inner: clipping_lib.Nest = ()
 
 
 class AccountedFactory(tff.aggregators.WeightedAggregationFactory):
@@ -86,7 +87,7 @@ def create(
 def _without_guarantee(
     inner: tff.templates.AggregationProcess, weight_type: tff.Type
 ) -> tff.templates.AggregationProcess:
-  """The process with the state of a query that does nothing beside its own."""
+  """Adds the state of a query without a guarantee to a process."""
   _, value_type, _ = inner.next.type_signature.parameter
 
   @tff.tensorflow.computation(inner.initialize.type_signature.result.member)

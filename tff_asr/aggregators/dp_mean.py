@@ -25,7 +25,7 @@ server sees a secure sum. docs/metrics.md lists the measurements M.
 import collections
 from collections.abc import Callable, Sequence
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import dp_accounting
 import numpy as np
@@ -79,14 +79,14 @@ def build_distributed(
 
   The number of a client, int64, takes the place of its weight: its simulated
   randomness follows that number. A client without data has no number and fails,
-  since two of them would draw the same noise; the server refuses a round with
-  two equal numbers. Some of the cohort may drop out; it is the divisor all the
-  same.
+  since two such clients would draw the same noise; the server refuses a round
+  with two equal numbers. Some of the cohort may drop out; cohort_size is the
+  divisor all the same.
 
   The server gets the modular sum, the numbers of the clients in it, and in a
   simulation the metrics of clipping, except the norm of the mean without noise.
-  A deployment leaves out what is `not_private`: it is summed beside the secure
-  sum.
+  A deployment leaves out what is `not_private`: it is summed without
+  protection.
 
   Args:
     build_query: From the specs of an update; all other settings bound.
@@ -98,7 +98,7 @@ def build_distributed(
 class _ClippedUpdate(NamedTuple):
   """What a client sends to a server that adds noise, or a sum of that."""
 
-  record: Any
+  record: clipping_lib.Nest
   stats: grid_clipper.ClippingStats
 
 
@@ -340,7 +340,7 @@ def _measurements(
     *,
     cohort_size: float,
     stats: grid_clipper.ClippingStats,
-) -> collections.OrderedDict[str, Any]:
+) -> collections.OrderedDict[str, clipping_lib.Nest]:
   """Measurements of a round that starts from a state."""
   metrics = query.derive_metrics(query_state)
   found = collections.OrderedDict(dp_query_metrics=metrics)
@@ -357,7 +357,7 @@ def _measurements(
 
 def clipping_metrics(
     stats: grid_clipper.ClippingStats, *, layer_names: Sequence[str]
-) -> collections.OrderedDict[str, Any]:
+) -> collections.OrderedDict[str, clipping_lib.Nest]:
   """Returns metrics of clipping: means over clients with a finite update.
 
   Args:

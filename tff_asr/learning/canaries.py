@@ -1,12 +1,12 @@
-"""Canary clients for an audit: their random updates, and silence otherwise.
+"""Canary clients for an audit, which send random updates; others send zeros.
 
 A canary's update is a random direction in each layer. Its norm is far above any
 clip, so a clip that fails in one layer shows. The directions follow from a seed
 and the canary's number, both here and inside a graph. A coin decides for each
-canary whether it is held out. Held-out canaries, and all people, send zeros: so
-what a round should have released is known, and nobody's data are touched. Under
-the accounting a client that sends zeros is as good as absent (sampled cohorts,
-everyone) or as replaced (fixed size, passes).
+canary whether it is held out. Held-out canaries and all other clients send
+zeros: so it is known what a round should have released, and no recordings are
+used. For the accounting, a client that sends zeros counts as absent (Poisson
+and full cohorts) or as replaced (fixed-size, min_sep and cyclic cohorts).
 
 A client's dataset is one element with its id, which tells what it sends.
 """
@@ -35,10 +35,10 @@ LAYER_NORM = 1e6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Canaries:
-  """`num_canaries` of them.
+  """A number of canaries.
 
-  The seed need not be secret, but the confidence of a bound is over coins: take
-  another seed for another audit.
+  The seed need not be secret, but the confidence of a bound is over coins: use
+  a different seed for each audit.
   """
 
   num_canaries: int
@@ -217,7 +217,7 @@ def wrap(
     *,
     canaries: Canaries,
 ) -> tff.learning.templates.ClientWorkProcess:
-  """Wraps client work; nobody trains, and only canaries send something.
+  """Wraps client work: no client trains, and only canaries send updates.
 
   Type: that of the client work.
 

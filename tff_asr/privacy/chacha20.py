@@ -1,22 +1,29 @@
-"""ChaCha20 (RFC 8439): random bits from a 256-bit key, at any place.
+"""ChaCha20 (RFC 8439): random bits from a 256-bit key, at any position.
 
 A key has 2^64 releases of 2^32 streams, each of 2^38 bytes. The nonce is the
 release's number (8 bytes) and the stream's (4 bytes), little-endian; the block
-counter starts at 0. Whoever does not know the key cannot tell the bits from
-random ones, by all that is public about ChaCha20.
+counter starts at 0. Without the key the bits cannot be told from random ones,
+as far as is publicly known about ChaCha20.
 
-The same bits twice: `words` by OpenSSL, and `blocks` by integer operations of
-NumPy or TensorFlow (`numpy_ops`, `tensorflow_ops`), where OpenSSL is not or
-blocks are wanted here and there.
+    >>> words(keys.from_seed(0), release=0, stream=0, count=2).dtype
+    dtype('uint64')
+
+There are two implementations of the same bits. `words` uses OpenSSL. `blocks`
+uses integer operations of NumPy or TensorFlow (`numpy_ops`, `tensorflow_ops`):
+for graphs on GPUs, and for single blocks at scattered places.
 """
 
-from typing import Any
+from collections.abc import Sequence
+import types
+from typing import TypeVar
 
 from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms
 import numpy as np
 
 from tff_asr.privacy import keys
+
+_Array = TypeVar('_Array')  # Of NumPy or of TensorFlow.
 
 WORDS_PER_BLOCK = 8  # of 64 bits
 MAX_WORDS = WORDS_PER_BLOCK * 2**32
@@ -25,7 +32,7 @@ _NUM_DOUBLE_ROUNDS = 10
 
 
 class Stream:
-  """The bits of a stream from some word on, one stretch after the other."""
+  """The bits of a stream from some word on, read one stretch at a time."""
 
   def __init__(
       self, key: np.ndarray, *, release: int, stream: int, start: int = 0
@@ -74,14 +81,20 @@ def words(
   return found
 
 
-def blocks(key: Any, counters: Any, nonce: Any, *, ops: Any) -> Any:
+def blocks(
+    key: _Array,
+    counters: _Array,
+    nonce: Sequence[_Array],
+    *,
+    ops: types.ModuleType,
+) -> _Array:
   """Returns the blocks with these counters.
 
   Args:
     key: uint32 [8].
     counters: uint32 [n].
     nonce: uint32 [3].
-    ops: `numpy_ops` or `tensorflow_ops`, whose arrays the others are.
+    ops: `numpy_ops` or `tensorflow_ops`, matching the other arguments.
 
   Returns:
     uint64 [n, 8].
@@ -98,7 +111,9 @@ def blocks(key: Any, counters: Any, nonce: Any, *, ops: Any) -> Any:
       )
   ]
 
-  def double_round(rows: Any, _: Any) -> Any:
+  def double_round(
+      rows: tuple[_Array, ...], _: _Array
+  ) -> tuple[_Array, ...]:
     a, b, c, d = _quarter_rounds(*rows, ops)
     b, c, d = _roll(b, 1, ops), _roll(c, 2, ops), _roll(d, 3, ops)
     a, b, c, d = _quarter_rounds(a, b, c, d, ops)
@@ -108,7 +123,9 @@ def blocks(key: Any, counters: Any, nonce: Any, *, ops: Any) -> Any:
   return ops.join_words(ops.concat([x + y for x, y in zip(end, start)]))
 
 
-def _quarter_rounds(a: Any, b: Any, c: Any, d: Any, ops: Any) -> Any:
+def _quarter_rounds(
+    a: _Array, b: _Array, c: _Array, d: _Array, ops: types.ModuleType
+) -> tuple[_Array, _Array, _Array, _Array]:
   """Four quarter rounds at once, one for each column of uint32 [4, n]."""
   for first, second in ((16, 12), (8, 7)):
     a = a + b
@@ -118,11 +135,11 @@ def _quarter_rounds(a: Any, b: Any, c: Any, d: Any, ops: Any) -> Any:
   return a, b, c, d
 
 
-def _rotate(x: Any, bits: int, ops: Any) -> Any:
+def _rotate(x: _Array, bits: int, ops: types.ModuleType) -> _Array:
   """Rotates uint32 words to the left."""
   return ops.left_shift(x, bits) | ops.right_shift(x, 32 - bits)
 
 
-def _roll(rows: Any, by: int, ops: Any) -> Any:
-  """Row i is what row i + by was."""
+def _roll(rows: _Array, by: int, ops: types.ModuleType) -> _Array:
+  """Rotates rows: row i of the result is row i + by."""
   return ops.concat([rows[by:], rows[:by]])

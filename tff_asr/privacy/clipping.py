@@ -32,8 +32,8 @@ _Split = Callable[[Sequence[int]], Sequence[float]]
 LAYERS = ('tensors', 'modules')
 RULES = ('clip', 'rescale')
 
-# Smaller layers are not scaled up: what a processor flushes to 0 of them (below
-# 2^-126) would count. Down they are: a clip may be smaller yet.
+# Smaller layers are not scaled up: elements that a processor flushes to 0
+# (below 2^-126) would matter. They are scaled down, as a clip may be smaller.
 _MIN_NORM = 2.0**-90
 
 _BLOCK = re.compile(r'(.*/)?block_\d+')
@@ -75,15 +75,15 @@ class Clipping:
 
   Attributes:
     split: `global` (one norm over all layers), `uniform` or `dim`.
-    layers: What a layer is. `tensors`: each tensor, so the scale and the bias
-      of a layer norm are two layers. `modules`: tensors of one module share
-      their norm; see `module_name`.
+    layers: What counts as a layer. `tensors`: each tensor, so the scale and the
+      bias of a layer norm are two layers. `modules`: tensors of one module
+      share their norm; see `module_name`.
     weights: {regular expression: a_h}. A layer takes the weight of the pattern
       that `re.search` finds in its name, else 1. None: all layers have 1.
     rule: `clip` multiplies each layer by min(1, C_h / norm_h), the paper's
       definition. `rescale` is what the paper's published code does instead. If
       the whole update's norm exceeds C, it brings every layer to exactly C_h,
-      smaller layers upwards (but for a layer of zeros, or of a norm up to
+      smaller layers upwards (except a layer of zeros, or of a norm up to
       2^-90). Otherwise nothing changes.
   """
 

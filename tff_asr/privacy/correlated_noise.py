@@ -21,7 +21,6 @@ noise, so they are as sensitive as the updates. They are kept where keys are
 
 import dataclasses
 import math
-from typing import Any
 
 from absl import logging
 import numpy as np
@@ -74,7 +73,9 @@ class CorrelatedNoise:
     steps = 2.0 ** (_BUFFER_BITS - _NOISE_BITS)
     return steps * self.strategy.largest_buffer()
 
-  def initial_state(self, specs: clipping_lib.Nest) -> dict[str, Any]:
+  def initial_state(
+      self, specs: clipping_lib.Nest
+  ) -> dict[str, clipping_lib.Nest]:
     return dict(
         output_scale=tf.constant(self.strategy.output_scale, tf.int64),
         buf_decay=tf.constant(self.strategy.buf_decay, tf.int64),

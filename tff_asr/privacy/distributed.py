@@ -146,20 +146,18 @@ def plan(
   checks.finite(noise_multiplier=noise_multiplier)
   checks.in_range(2, MAX_BITS, bits=bits)
   checks.in_range(0, 0.99, max_failed_share=max_failed_share)
-  survivors = num_clients - rounding.whole(max_failed_share * num_clients)
+  min_clients = num_clients - rounding.whole(max_failed_share * num_clients)
 
-  def of(clip: float) -> Plan:
-    square = math.floor(
-        clip**2 + num_elements / 4 + (clip + math.sqrt(num_elements) / 2)
+  def plan_of(clip_in_steps: float) -> Plan:
+    return _plan_of(
+        clip_in_steps,
+        num_elements=num_elements,
+        noise_multiplier=noise_multiplier,
+        min_clients=min_clients,
     )
-    variance = (
-        noise_multiplier**2 * square + discrete_gaussian.VARIANCE_OF_ROUNDING
-    ) / survivors
-    # Rounded up, so that float64 takes nothing off the noise.
-    stddev = math.sqrt(variance) * (1 + 2.0**-50)
-    return Plan(clip, square, stddev, survivors)
 
   def fits(found: Plan) -> bool:
+    # The first term is that of n equal updates, the worst case.
     variance = num_clients * (
         num_clients * found.clip_in_steps**2 / num_elements
         + 0.25
@@ -171,7 +169,7 @@ def plan(
     )
 
   low, high = 1.0, 2.0**30
-  if not fits(of(low)):
+  if not fits(plan_of(low)):
     raise ValueError(
         f'BITS = {bits} do not hold the sum of {num_clients} clients with '
         f'{num_elements} elements and noise_multiplier {noise_multiplier:g}: '
@@ -179,8 +177,8 @@ def plan(
     )
   while high / low > 1 + 1e-12:
     middle = math.sqrt(low * high)
-    low, high = (middle, high) if fits(of(middle)) else (low, middle)
-  found = of(low)
+    low, high = (middle, high) if fits(plan_of(middle)) else (low, middle)
+  found = plan_of(low)
   if found.local_stddev < discrete_gaussian.MIN_STDDEV:
     raise ValueError(
         f'Each client would add noise of {found.local_stddev:.2g} steps, and '
@@ -188,6 +186,27 @@ def plan(
         'enough: raise BITS or NOISE_MULTIPLIER.'
     )
   return found
+
+
+def _plan_of(
+    clip_in_steps: float,
+    *,
+    num_elements: int,
+    noise_multiplier: float,
+    min_clients: int,
+) -> Plan:
+  """The sensitivity and the noise that follow from t."""
+  square = math.floor(
+      clip_in_steps**2
+      + num_elements / 4
+      + (clip_in_steps + math.sqrt(num_elements) / 2)
+  )
+  variance = (
+      noise_multiplier**2 * square + discrete_gaussian.VARIANCE_OF_ROUNDING
+  ) / min_clients
+  # Rounded up, so that float64 takes nothing off the noise.
+  stddev = math.sqrt(variance) * (1 + 2.0**-50)
+  return Plan(clip_in_steps, square, stddev, min_clients)
 
 
 class DistributedSumQuery:

@@ -3,8 +3,7 @@
 A key is 32 bytes from the operating system's entropy. In program state and in
 graphs it is an int32 array of shape [8] that holds the same bits, read as
 little-endian words. Noise and cohorts are functions of a key and a counter, so
-whoever knows the key knows the noise: files that hold one are readable by
-their owner only.
+a key reveals them: files that hold one are readable by their owner only.
 """
 
 import hashlib

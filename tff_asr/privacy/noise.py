@@ -30,7 +30,8 @@ import functools
 import itertools
 import math
 import os
-from typing import Any, NamedTuple
+import types
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,8 @@ _BLOCK = 8192
 _GROUP = 2**23
 _NUM_FURTHER_OF_RADIUS = 6
 
-_Pair = tuple[Any, Any]  # Of float64 arrays or tensors; see `_add`.
+_Array = np.ndarray | tf.Tensor
+_Pair = tuple[_Array, _Array]  # float64; see `_add`.
 _CONTEXT = decimal.Context(prec=60)
 _D = decimal.Decimal
 _PI = _D('3.14159265358979323846264338327950288419716939937510582097494459')
@@ -78,13 +80,13 @@ def gaussian(
 ) -> Iterator[tf.Tensor]:
   """Returns Gaussian noise, rounded to integers, of each shape in turn.
 
-  It is drawn when the iterator comes to it, so `sequential.sequential_map`
-  takes it in little memory.
+  Each tensor is drawn when the iterator reaches it, so that
+  `sequential.sequential_map` needs little memory.
 
   A function of shapes, key, release and stddev only. Different releases under a
-  key, and different tensors of a release, have streams of their own; so a
-  release must not be asked for with two values of stddev or shapes, nor be
-  added to two sums: their difference would have no noise.
+  key, and different tensors of a release, have separate streams. Do not draw a
+  release with two values of stddev or shapes, nor add it to two sums: their
+  difference would have no noise.
 
   Args:
     shapes: Fully defined.
@@ -99,8 +101,8 @@ def gaussian(
     An iterator of int64 tensors of the shapes.
 
   Raises:
-    ValueError: kernel is another, or a shape is open or has more than 2^32
-      elements.
+    ValueError: kernel is unknown, or a shape is not fully defined or has more
+      than 2^32 elements.
   """
   checks.one_of(('host', 'tensorflow'), kernel=kernel)
   sizes = [_num_elements(shape) for shape in shapes]
@@ -108,8 +110,8 @@ def gaussian(
       tf.logical_not((stddev < 0) | (stddev > MAX_STDDEV)),
       ['stddev of the noise is not in [0, 2^36] grid steps:', stddev],
   )
-  # Not constants: the graph optimizer would copy a kernel for each of them, and
-  # work a second a tensor.
+  # Not constants: the graph optimizer would copy the kernel for each of them,
+  # which takes a second a tensor.
   zero = tf.cast(key[0] ^ key[0], tf.int64)
   most = _GROUP if kernel == 'host' else 0
 
@@ -153,7 +155,7 @@ def sampler_error_epsilon(*, num_draws: float, stddev: float) -> float:
 
 
 def _num_elements(shape: tf.TensorShape) -> int:
-  """Elements of a shape."""
+  """Number of elements of a shape."""
   size = tf.TensorShape(shape).num_elements()
   if size is None or size > _MAX_ELEMENTS:
     raise ValueError(f'Noise needs a shape of at most 2^32, found {shape}.')
@@ -161,7 +163,7 @@ def _num_elements(shape: tf.TensorShape) -> int:
 
 
 def _groups(sizes: Sequence[int], *, most: int) -> list[list[int]]:
-  """Neighbours of up to `most` elements in all, or alone."""
+  """Groups of neighbours with up to `most` elements in all, or single ones."""
   groups, room = [], 0
   for size in sizes:
     room -= size
@@ -219,7 +221,8 @@ def _draw(
       found = list(pool.map(fill, stretches))
   needs_refinement = [np.concatenate(parts) for parts in zip(*found)]
   if needs_refinement and needs_refinement[0].size:
-    # Those of all tensors at once: hundreds of steps, of few elements each.
+    # For all tensors at once: the exact path takes hundreds of steps, each of
+    # few elements.
     numbers, places, *words = needs_refinement
     further = chacha20.blocks(
         key.view(np.uint32),
@@ -244,7 +247,7 @@ _draw_on_host = host_op.register('tff_asr.privacy.noise', _draw)
 def _fill(
     stretch: _Stretch, key: np.ndarray, release: int, stddev: np.float64
 ) -> tuple[np.ndarray, ...]:
-  """Draws pairs; returns of those in doubt tensor, place and both words."""
+  """Draws pairs; returns tensor, place and words of those to be refined."""
   radii, angles = (
       chacha20.Stream(
           key,
@@ -333,7 +336,7 @@ _LN_2_2 = _pair_constant(_LN_2)
 _MINUS_TWO_LN_2 = -2 * float(_LN_2)
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: _Array, coefficients: Sequence[float]) -> _Array:
   """Sum of coefficients[i] x^i."""
   *rest, next_to_last, last = coefficients
   value = x * last
@@ -344,7 +347,9 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
   return value
 
 
-def _fast_path(u: Any, v: Any, stddev: Any, ops: Any) -> tuple[Any, Any, Any]:
+def _fast_path(
+    u: _Array, v: _Array, stddev: _Array, ops: types.ModuleType
+) -> tuple[_Array, _Array, _Array]:
   """Rounded draws of a pair from 64 bits each of radius and angle.
 
   Args:
@@ -393,14 +398,14 @@ def _fast_path(u: Any, v: Any, stddev: Any, ops: Any) -> tuple[Any, Any, Any]:
 
 
 def _exact_path(
-    u: Any, v: Any, further: Any, stddev: Any, ops: Any
-) -> tuple[Any, Any]:
+    u: _Array, v: _Array, further: _Array, stddev: _Array, ops: types.ModuleType
+) -> tuple[_Array, _Array]:
   """Rounded draws of a pair from 448 bits of radius and 192 of angle.
 
   Args:
     u: uint64 [n].
     v: uint64 [n].
-    further: uint64 [n, 8], six words that go on with u and two with v.
+    further: uint64 [n, 8], six words that continue u and two that continue v.
     stddev: float64 [].
     ops: `numpy_ops` or `tensorflow_ops`.
 
@@ -417,7 +422,7 @@ def _exact_path(
   )
 
 
-def _fraction(words: Sequence[Any], ops: Any) -> _Pair:
+def _fraction(words: Sequence[_Array], ops: types.ModuleType) -> _Pair:
   """Words of 64 bits, most significant first, as a number in [0, 1).
 
   Half a unit of the last bit is added, so that it is never 0.
@@ -436,7 +441,7 @@ def _fraction(words: Sequence[Any], ops: Any) -> _Pair:
   )
 
 
-def _radius(words: Sequence[Any], ops: Any) -> _Pair:
+def _radius(words: Sequence[_Array], ops: types.ModuleType) -> _Pair:
   """sqrt(-2 ln U) of the U with these bits."""
   # Near 1, what counts is 1 - U: the complement of the bits.
   top = ops.bitcast(words[0], ops.INT64)
@@ -471,7 +476,7 @@ def _radius(words: Sequence[Any], ops: Any) -> _Pair:
 
 
 def _direction(
-    word: Any, words: Sequence[Any], ops: Any
+    word: _Array, words: Sequence[_Array], ops: types.ModuleType
 ) -> tuple[_Pair, _Pair]:
   """Cosine and sine of the angle with these bits, word / 2^64 of a turn."""
   signed = ops.bitcast(word, ops.INT64)
@@ -500,7 +505,7 @@ def _direction(
   )
 
 
-def _nearest(value: _Pair, ops: Any) -> Any:
+def _nearest(value: _Pair, ops: types.ModuleType) -> _Array:
   """The integer nearest to a pair, int64."""
   nearest = ops.rint(value[0])
   rest = (value[0] - nearest) + value[1]
@@ -524,27 +529,27 @@ def _nearest(value: _Pair, ops: Any) -> Any:
 _SPLITTER = 2.0**27 + 1
 
 
-def _two_sum(x: Any, y: Any) -> _Pair:
+def _two_sum(x: _Array, y: _Array) -> _Pair:
   """x + y of float64, exactly."""
   total = x + y
   part = total - x
   return total, (x - (total - part)) - (part - y)
 
 
-def _sorted_sum(x: Any, y: Any) -> _Pair:
+def _sorted_sum(x: _Array, y: _Array) -> _Pair:
   """x + y of float64, exactly, if x is 0 or its exponent is not below y's."""
   total = x + y
   return total, y - (total - x)
 
 
-def _halves(x: Any) -> _Pair:
+def _halves(x: _Array) -> _Pair:
   """x of float64 as a sum of two of 26 bits (Veltkamp)."""
   shifted = x * _SPLITTER
   hi = shifted - (shifted - x)
   return hi, x - hi
 
 
-def _two_product(x: Any, y: Any) -> _Pair:
+def _two_product(x: _Array, y: _Array) -> _Pair:
   """x y of float64, exactly (Dekker)."""
   product = x * y
   x_hi, x_lo = _halves(x)
@@ -575,7 +580,7 @@ def _divide(x: _Pair, y: _Pair) -> _Pair:
   return _sorted_sum(ratio, rest / y[0])
 
 
-def _root(x: _Pair, ops: Any) -> _Pair:
+def _root(x: _Pair, ops: types.ModuleType) -> _Pair:
   """Square root of x > 0, by one step of Newton's."""
   first = ops.sqrt(x[0])
   hi, lo = _two_product(first, first)
@@ -583,7 +588,7 @@ def _root(x: _Pair, ops: Any) -> _Pair:
 
 
 def _pair_polynomial(
-    x: _Pair, coefficients: list[decimal.Decimal], ops: Any
+    x: _Pair, coefficients: list[decimal.Decimal], ops: types.ModuleType
 ) -> _Pair:
   """Sum of coefficients[i] x^i, by Horner's rule.
 
@@ -597,7 +602,7 @@ def _pair_polynomial(
   )
 
 
-def _stream(tensor: Any, kind: int) -> Any:
+def _stream(tensor: _Array, kind: int) -> _Array:
   """Number of a tensor's stream."""
   return _STREAMS_PER_TENSOR * tensor + kind
 

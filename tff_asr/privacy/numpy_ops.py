@@ -5,9 +5,11 @@ integer operation, or one of IEEE 754 that rounds correctly.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
+
+_State = TypeVar('_State')
 
 FLOAT64 = np.float64
 INT64 = np.int64
@@ -21,7 +23,11 @@ sqrt = np.sqrt
 where = np.where
 
 
-def fold(step: Callable[[Any, Any], Any], state: Any, rows: np.ndarray) -> Any:
+def fold(
+    step: Callable[[_State, np.ndarray], _State],
+    state: _State,
+    rows: np.ndarray,
+) -> _State:
   """step(.. step(step(state, rows[0]), rows[1]) ..)."""
   for row in rows:
     state = step(state, row)

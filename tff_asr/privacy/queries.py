@@ -20,7 +20,7 @@ docs/privacy.md ("Sums and noise on a grid").
 import collections
 from collections.abc import Callable, Sequence
 import math
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import NamedTuple, Optional, Protocol
 
 import dp_accounting
 import numpy as np
@@ -95,15 +95,17 @@ class ClippingQuery(Protocol):
   def initial_global_state(self) -> MechanismState:
     """Returns the state before the first round, without a noise key."""
 
-  def derive_sample_params(self, global_state: MechanismState) -> Any:
+  def derive_sample_params(
+      self, global_state: MechanismState
+  ) -> clipping_lib.Nest:
     """Returns the part of the state that `clip` takes."""
 
   def clip(
-      self, params: Any, record: clipping_lib.Nest
-  ) -> tuple[Any, grid_clipper.ClippingStats]:
+      self, params: clipping_lib.Nest, record: clipping_lib.Nest
+  ) -> tuple[clipping_lib.Nest, grid_clipper.ClippingStats]:
     """Returns the clipped record, as it is summed, and what clipping did."""
 
-  def updates_of(self, sample_state: Any) -> clipping_lib.Nest:
+  def updates_of(self, sample_state: clipping_lib.Nest) -> clipping_lib.Nest:
     """Returns the sum of clipped records alone, in steps of the grid."""
 
   def grid_step(self, global_state: MechanismState) -> tf.Tensor:
@@ -113,7 +115,7 @@ class ClippingQuery(Protocol):
     """Returns the event of a round that starts from this state."""
 
   def get_noised_result(
-      self, sample_state: Any, global_state: MechanismState
+      self, sample_state: clipping_lib.Nest, global_state: MechanismState
   ) -> tuple[clipping_lib.Nest, MechanismState, dp_accounting.DpEvent]:
     """Returns the noised sum (float64), the new state, and the event."""
 
@@ -140,12 +142,17 @@ class NoiseProcess(Protocol):
   num_buffers: int
   largest_weight: float
 
-  def initial_state(self, specs: clipping_lib.Nest) -> dict[str, Any]:
+  def initial_state(
+      self, specs: clipping_lib.Nest
+  ) -> dict[str, clipping_lib.Nest]:
     """Returns fields of the first `MechanismState`, for sums of these specs."""
 
   def next(
-      self, drawn: tf.Tensor, buffers: Any, global_state: MechanismState
-  ) -> tuple[tf.Tensor, Any]:
+      self,
+      drawn: tf.Tensor,
+      buffers: tf.Tensor | tuple[()],
+      global_state: MechanismState,
+  ) -> tuple[tf.Tensor, tf.Tensor | tuple[()]]:
     """Returns a layer's noise in whole steps of the grid, and its buffers.
 
     Args:

@@ -20,10 +20,11 @@ coefficients that do not increase:
 docs/privacy.md ("Strategies") has their sensitivity and how they are found.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import attrs
 import dp_accounting
@@ -89,7 +90,7 @@ class Toeplitz:
 
   @property
   def num_bands(self) -> Optional[int]:
-    """Rounds of C x that one round's sum is in; None of BLT: all later ones."""
+    """Rounds of C x that a round's sum affects; None for BLT: all later."""
     return None if self.buf_decay else len(self.output_scale) + 1
 
   def coefficients(self, num_rounds: int) -> np.ndarray:
@@ -191,15 +192,20 @@ class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
 
   Attributes:
     noise_multiplier: z.
-    min_sep: Which the strategy is made for, and the cohorts must keep.
-    output_scale: Scales of `Toeplitz`.
-    buf_decay: Decays of `Toeplitz`.
+    min_sep: Rounds between participations that the strategy is made for and the
+      cohorts must keep.
+    output_scale: As in `Toeplitz`.
+    buf_decay: As in `Toeplitz`.
   """
 
   noise_multiplier: float
   min_sep: int
-  output_scale: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
-  buf_decay: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
+  output_scale: Sequence[int] = attrs.field(
+      eq=attrs.cmp_using(eq=np.array_equal)
+  )
+  buf_decay: Sequence[int] = attrs.field(
+      eq=attrs.cmp_using(eq=np.array_equal)
+  )
 
   @property
   def strategy(self) -> Toeplitz:
@@ -217,8 +223,8 @@ def optimize(
   """Returns the BLT of the least error of prefix sums at equal privacy.
 
   Args:
-    num_rounds: n, rounds that it is best for; fewer or more are as private. In
-      [2, `MAX_ROUNDS`].
+    num_rounds: n, rounds that it is optimised for, in [2, `MAX_ROUNDS`]. Fewer
+      or more are equally private.
     min_sep: b, at least 1; a client takes part ceil(n / b) times.
     num_buffers: d, in [1, 8]; 2 to 4 are within some percent of any number.
     error: 'rms' (over prefixes) or 'max'.
@@ -264,8 +270,8 @@ def optimize_banded(
 ) -> Toeplitz:
   """Returns the banded strategy of the least error for its columns' norm.
 
-  That is what counts where clients take part at least num_bands rounds apart:
-  no two of a client's rounds are in the same round of C x.
+  That norm is the sensitivity where clients take part at least num_bands rounds
+  apart: no two of a client's rounds affect the same round of C x.
 
   Args:
     num_rounds: As in `optimize`.
@@ -313,7 +319,7 @@ def optimize_banded(
   )
 
 
-def _squared_sensitivity(column: np.ndarray, min_sep: int) -> Any:
+def _squared_sensitivity(column: np.ndarray, min_sep: int) -> np.ndarray:
   """Squared norm of the sum of a Toeplitz matrix's columns 0, b, 2 b, ..."""
   num_rounds = column.shape[-1]
   min_sep = min(min_sep, max(1, num_rounds))  # Less padding.
@@ -325,7 +331,7 @@ def _squared_sensitivity(column: np.ndarray, min_sep: int) -> Any:
   return np.square(total[..., :num_rounds]).sum(axis=-1)
 
 
-def _squared_error(inverse: np.ndarray, kind: str) -> Any:
+def _squared_error(inverse: np.ndarray, kind: str) -> np.ndarray:
   """Variance of prefix sums of noise with these inverse coefficients."""
   squares = np.square(np.cumsum(inverse, axis=-1))
   if kind == 'max':

@@ -1,9 +1,12 @@
 """TensorFlow's form of the operations that `numpy_ops` has for arrays."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
+import numpy as np
 import tensorflow as tf
+
+_State = TypeVar('_State')
 
 FLOAT64 = tf.float64
 INT64 = tf.int64
@@ -22,7 +25,11 @@ def concat(arrays: list[tf.Tensor]) -> tf.Tensor:
   return tf.concat(arrays, axis=0)
 
 
-def fold(step: Callable[[Any, Any], Any], state: Any, rows: Any) -> Any:
+def fold(
+    step: Callable[[_State, tf.Tensor], _State],
+    state: _State,
+    rows: np.ndarray | tf.Tensor,
+) -> _State:
   """step(.. step(step(state, rows[0]), rows[1]) ..), as a loop of one body."""
   rows = tf.convert_to_tensor(rows)
   return tf.while_loop(
