@@ -213,9 +213,9 @@ class AuditTest(cases.TestCase):
 
   @pytest.mark.slow
   def test_an_honest_run_holds_and_measures_about_what_is_accounted(self):
-    # Ended after a round, and resumed.
-    _run(self.run, 'NUM_ROUNDS = 1')
     found, printed, _ = _run(self.run)
+    with self.assertRaisesRegex(ValueError, 'an audit cannot be resumed'):
+      _run(self.run)
     self.assertFalse(found['fails'], printed)
     self.assertEqual(found['rounds'], _NUM_ROUNDS)
     # Poisson with probability 1 is full participation.
@@ -277,7 +277,7 @@ class AuditTest(cases.TestCase):
       ('noise_halved', _halved, 'layers'),
       ('noise_missing_in_a_small_layer', _missing, 'layers'),
       ('noise_missing_in_an_element', _missing_in_an_element, 'elements'),
-      ('a_layer_not_clipped', _unclipped, 'sums'),
+      ('a_layer_not_clipped', _unclipped, 'layers'),
   )
   @pytest.mark.slow
   def test_a_defect_is_found(self, broken, name):

@@ -1,67 +1,24 @@
-"""Epsilon of rounds: from their sampling, noise and number.
+"""Epsilon of rounds, from their sampling, noise and number.
+
+    >>> rounds = RoundGroup(
+    ...     sampling=Sampling(
+    ...         kind='poisson', cohort_size=1000, population=100_000),
+    ...     noise_multiplier=1.0, count=1000)
+    >>> event = compose([rounds])
+    >>> round(epsilon(event, delta=1e-6), 2)
+    2.44
+    >>> round(epsilon(event, delta=1e-6, accountant='pld'), 2)
+    2.12
 
 A round adds Gaussian noise of standard deviation z * C to the sum of the
 cohort's updates, each clipped to an L2 norm of at most C; z is the noise
-multiplier, and z / cohort_size the noise on the mean, the paper's sigma_DP
-(https://arxiv.org/abs/2310.00098, appendix H.1). What a round costs depends on
-how its cohort was drawn:
+multiplier. `compose` builds the dp_accounting event that the cohorts' sampling
+gives; docs/privacy.md ("Sampling, neighbours, events") has the table of events
+and neighbouring relations, and the proofs.
 
-  kind     cohort                           event                    neighbours
-  poisson  each client alone, probability   PoissonSampled(q,        add or
-           q = cohort_size / population       Gaussian(z))           remove one
-  fixed_   cohort_size of them, uniform,    SampledWithout-          replace
-  size     without replacement                Replacement(N, n,      one
-                                              Gaussian(z / 2))
-  full     all clients in each round        Gaussian(z)              add or
-                                                                     remove one
-  min_sep  cohort_size of the group of      Gaussian(z / s) for all  replace one
-           clients whose turn it is; each   rounds of one mecha-     by zeros
-           of b groups has every b-th       nism together            (special)
-           round
-  cyclic   each of that group alone,        PoissonSampled(q,        the same
-           probability q = b cohort_size    Gaussian(z / |c|)) for
-           / population                     each b rounds
-
-Replacing a client moves the sum by up to 2 C, hence the z / 2. min_sep
-cohorts go with correlated noise (`strategies`; [4]), whose z is that of each
-round's new noise. T rounds of one mechanism make a client's sums private by one
-Gaussian of z / s, s the strategy's sensitivity to participations that are b
-rounds apart: its norm after T rounds, ceil(T / b) of them. Their neighbour has
-zeros in place of one client's update: the sum moves by up to C, and all other
-clients keep their places. A fixed-size cohort must not be accounted as a
-Poisson one: at q = .01, z = 1, 1000 rounds, delta 1e-6, it costs epsilon 23.3,
-a Poisson cohort 2.44 [1, 2].
-
-One Gaussian, although rounds are many and each may follow what was released
-before: r = C x + w, x a client's updates in at most ceil(T / b) rounds, each of
-norm C or less. x moves C x by at most s clips; w has z of them on each element;
-and a Gaussian mechanism costs the same if queries are chosen adaptively [5,
-Theorem 2.1]. What is released, x + C^-1 w = C^-1 r, follows from r.
-
-Cyclic cohorts go with a banded C of at most b bands, whose columns are c. A
-client's turns are b rounds apart, so no round of C x has two of them, and each
-is in b rounds of its own. If its coin says so, these move by c times its
-update, of norm |c| clips at most; else not at all. So each is a Poisson-sampled
-Gaussian of z / |c|, and T rounds have ceil(T / b) of them, with coins of their
-own: https://arxiv.org/abs/2306.08153, Theorem 4.
-
-Where clients add the noise and servers see sums only (`distributed`), cohorts
-are min_sep, too, and each round has its own noise: s is the root of
-ceil(T / b). Fixed-size cohorts are accounted as above. Noise there is less
-than a Gaussian by `sampler_epsilon` only.
-
-Both accountants, from dp_accounting, give upper bounds up to rounding in
-float64 (`EPSILON_ERROR`; docs/privacy.md, "Accuracy"). `rdp` is Renyi DP [1, 2]
-converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
-without sampling, which is also a bound and replaces values lost to rounding.
-`pld` is privacy loss distributions: usually tighter, but for Poisson and full
-sampling only.
-
-[1] Poisson sampling: https://arxiv.org/abs/1908.10530
-[2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
-[3] https://arxiv.org/abs/2004.00010
-[4] Correlated noise, and its participation: https://arxiv.org/abs/2306.08153
-[5] Denisov et al. 2022, https://arxiv.org/abs/2202.08312
+Both accountants, from dp_accounting, give upper bounds up to float64 rounding
+(docs/privacy.md, "Accuracy"). `rdp` is Renyi DP. `pld` is privacy loss
+distributions: usually tighter, but not available for all events.
 """
 
 import collections
@@ -101,10 +58,10 @@ _RELATIONS = {
 }
 
 ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
-# Below this noise the accountants divide by zero or lose all digits; some then
-# report 0. Epsilon is above 1e15 there, so it is reported as infinite.
+# Below this noise the accountants divide by zero or lose all digits, and some
+# report 0. Epsilon is above 1e15, so it is reported as infinite.
 MIN_NOISE_MULTIPLIER = 1e-8
-# Larger numbers are of no plan, and overflow in the accountants.
+# Larger numbers overflow in the accountants.
 _MAX_NUMBER = 1e100
 _MAX_ROUNDS = 1e12
 # PLD's grid grows as 1 / z^2 and takes a minute a round below this.

@@ -267,17 +267,6 @@ def lower_bound(
   return max(bounds, key=lambda bound: bound.epsilon)
 
 
-def membership_p_value(
-    ratios: np.ndarray, included: np.ndarray, *, epsilon: float, delta: float
-) -> float:
-  """Returns the p-value of (epsilon, delta)-DP, as `lower_bound` guesses."""
-  found = _guesses(ratios, included)
-  smallest = min(
-      p_value(guesses, epsilon=epsilon, delta=delta) for guesses in found
-  )
-  return min(1.0, len(found) * smallest)
-
-
 def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[Guesses]:
   """What comes of each way to guess.
 

@@ -1,35 +1,27 @@
-"""Tests of an audit's residuals: is a release its known sum plus stated noise?
+"""The residual test of an audit: is a release its known sum plus stated noise?
 
-In an audit everyone but the canaries sends zeros, and canaries send known
+In an audit all clients except the canaries send zeros, and canaries send known
 directions far above the clip. So the sum that each round should have released
-is known, and the residual, what was released minus that sum, should be the
-stated noise: independent N(0, 1) in units of the stated deviation. Rounds whose
-noise is correlated by design (`strategies`) are whitened by its covariance
-first, residuals and known sums alike.
+is known, and the residual, the release minus that sum, should be the stated
+noise: independent N(0, 1) in units of the stated deviation. Correlated noise
+(`strategies`) is first whitened by its covariance.
 
   D: elements of a layer. T: rounds.
 
-    test      statistic                                     null distribution
-    layers    squares of a layer's residuals: of a round,   chi-squared, D or
-              over rounds, and over all layers              D T degrees
-              square of a layer's mean, over rounds         chi-squared, T
-    elements  squares of an element over rounds: the k-th   chi-squared, T;
-              smallest and largest of D, k = 1, 2, 4, ...   binomial, D
-    rounds    cosine of two rounds, in a layer and in all   Beta((n - 1) / 2,
+    by         statistic                                    null distribution
+    layers     squares of a layer's residuals, of a round   chi-squared, D or
+               and over rounds, and over all layers         D T degrees
+    elements   squares of an element over rounds: the k-th  chi-squared, T;
+               smallest and largest, k = 1, 2, 4, ...       binomial, D
+    rounds     cosine of two rounds, in a layer and in all  Beta((n - 1) / 2,
                                                             (n - 1) / 2)
-    pieces    cosine of the first 64 elements of two        the same
-              halves of layers, over rounds
-    sums      inner product with the known sum, in a layer  normal, above
-              and in all: high if someone counts for more
 
-The smallest p-value of a test is multiplied by the number of statistics in it
-(Bonferroni), and `decide` corrects for the number of tests (Holm 1979): an
-honest run fails with a probability of at most `LEVEL`. What these tests cannot
-see is listed in docs/attacks.md.
+P-values are multiplied by the number of statistics (Bonferroni), so that an
+honest run fails with a probability of at most `LEVEL`. docs/attacks.md
+("Audit") lists what the test cannot see.
 """
 
 from collections.abc import Iterable, Sequence
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -40,11 +32,11 @@ from scipy import stats
 # The probability that an honest run fails.
 LEVEL = 0.01
 
-# Noise is on a grid and releases are float32: nearer to 0 than this share of
-# the deviation, an element's residual tells nothing.
+# Noise is on a grid and releases are float32, so an element's residual is not
+# resolved below this share of the deviation.
 _RESOLUTION = 2.0**-12
-# Elements of half a layer that are compared with those of other halves.
-_PIECE = 64
+# Layers, elements and rounds share the level.
+_NUM_VIEWS = 3
 
 
 class Layer(NamedTuple):
@@ -52,27 +44,29 @@ class Layer(NamedTuple):
 
   Attributes:
     name: Its name.
-    residuals: What was released minus the known sum, float64 [T, D].
-    known: The known sum, float64 [T, D].
+    residuals: The release minus the known sum, float64 [T, D].
   """
 
   name: str
   residuals: np.ndarray
-  known: np.ndarray
 
 
 class Test(NamedTuple):
-  """A test's result.
+  """The result of a test.
 
   Attributes:
     name: The test.
-    finding: The most unlikely statistic in it.
-    p_value: Its p-value, corrected for the number of statistics.
+    finding: Its most unlikely statistic, in words.
+    p_value: The statistic's p-value, corrected for all others.
   """
 
   name: str
   finding: str
   p_value: float
+
+  @property
+  def fails(self) -> bool:
+    return self.p_value < LEVEL
 
 
 class _Finding(NamedTuple):
@@ -85,7 +79,7 @@ class _Finding(NamedTuple):
 def run_tests(
     layers: Iterable[Layer], *, covariance: np.ndarray
 ) -> list[Test]:
-  """Returns the results of the module's tests.
+  """Tests residuals by layers, by elements and (if there are several) rounds.
 
   Args:
     layers: At least one layer; each is used once and not kept.
@@ -93,50 +87,29 @@ def run_tests(
       variance, float64 [T, T].
   """
   root = np.linalg.cholesky(covariance)
-  whiten = lambda values: linalg.solve_triangular(root, values, lower=True)
-  findings = {
-      name: [] for name in ('layers', 'elements', 'rounds', 'pieces', 'sums')
-  }
-  pieces = []
-  total_size, total_gram, total_product, total_energy = 0, 0.0, 0.0, 0.0
+  findings = {name: [] for name in ('layers', 'elements', 'rounds')}
+  total_size, total_gram = 0, 0.0
 
-  def add(name: str, size: int, gram, product, energy) -> None:
+  def add(name: str, size: int, gram: np.ndarray) -> None:
     findings['layers'].append(_scale(name, np.diag(gram), size))
     if len(gram) > 1 and size > 1:
       findings['rounds'].append(_rounds(name, gram, size))
-    if energy > 0:
-      findings['sums'].append(_sum(name, product / np.sqrt(energy)))
 
   for layer in layers:
-    residuals, known = whiten(layer.residuals), whiten(layer.known)
-    size = residuals.shape[1]
-    gram = residuals @ residuals.T
-    product, energy = np.vdot(residuals, known), np.vdot(known, known)
-    add(layer.name, size, gram, product, energy)
-    findings['layers'].append(_mean(layer.name, residuals))
-    findings['elements'].append(_elements(layer.name, residuals))
-    pieces += _halves(layer.name, residuals)
+    whitened = linalg.solve_triangular(root, layer.residuals, lower=True)
+    size = whitened.shape[1]
+    gram = whitened @ whitened.T
+    add(layer.name, size, gram)
+    findings['elements'].append(_elements(layer.name, whitened))
     total_size += size
     total_gram = total_gram + gram
-    total_product += product
-    total_energy += energy
-  add('all layers', total_size, total_gram, total_product, total_energy)
-  if len(pieces) > 1:
-    findings['pieces'].append(_pieces(pieces))
-  return [
-      Test(name, *_smallest(found)) for name, found in findings.items() if found
-  ]
-
-
-def decide(tests: Sequence[Test]) -> list[bool]:
-  """Returns which tests fail, with an error of `LEVEL` over all (Holm)."""
-  fails = [False] * len(tests)
-  order = sorted(range(len(tests)), key=lambda place: tests[place].p_value)
-  for rank, place in enumerate(order):
-    if tests[place].p_value > LEVEL / (len(tests) - rank):
-      break
-    fails[place] = True
-  return fails
+  add('all layers', total_size, total_gram)
+  tests = []
+  for name, found in findings.items():
+    if found:
+      text, p_value = _smallest(found)
+      tests.append(Test(name, text, min(1.0, _NUM_VIEWS * p_value)))
+  return tests
 
 
 def _smallest(findings: Sequence[_Finding]) -> _Finding:
@@ -165,17 +138,6 @@ def _scale(name: str, squares: np.ndarray, size: int) -> _Finding:
                  p_value)
     )
   return _smallest(found)
-
-
-def _mean(name: str, residuals: np.ndarray) -> _Finding:
-  """The square of a layer's mean, over rounds."""
-  num_rounds, size = residuals.shape
-  square = np.sum(residuals.sum(axis=1) ** 2) / size
-  return _Finding(
-      f'{np.sqrt(square / num_rounds):.5g} of the stated deviation (mean of '
-      f'{name})',
-      _two_sided(square, num_rounds),
-  )
 
 
 def _elements(name: str, residuals: np.ndarray) -> _Finding:
@@ -212,51 +174,6 @@ def _rounds(name: str, gram: np.ndarray, size: int) -> _Finding:
       f'correlation {cosines[place]:.2g} of rounds {first[place] + 1} and '
       f'{second[place] + 1} ({name})',
       len(cosines) * float(_cosine_p(cosines[place], size)),
-  )
-
-
-def _halves(
-    name: str, residuals: np.ndarray
-) -> list[tuple[str, np.ndarray]]:
-  """The first elements of each half of a layer, and their names."""
-  half = residuals.shape[1] // 2
-  if not half:
-    return [(name, residuals)]
-  size = min(half, _PIECE)
-  return [
-      (f'{which} half of {name}', residuals[:, start : start + size])
-      for which, start in (('first', 0), ('second', half))
-  ]
-
-
-def _pieces(pieces: Sequence[tuple[str, np.ndarray]]) -> _Finding:
-  """The highest correlation of two pieces, by the elements that both have."""
-  pairs = [*itertools.combinations(pieces, 2)]
-  products, norms, counts = np.zeros([3, len(pairs)])
-  for place, ((_, first), (_, second)) in enumerate(pairs):
-    size = min(first.shape[1], second.shape[1])
-    first, second = first[:, :size], second[:, :size]
-    products[place] = np.vdot(first, second)
-    norms[place] = np.linalg.norm(first) * np.linalg.norm(second)
-    counts[place] = first.size
-  cosines = _cosines(products, norms)
-  # One value has no direction.
-  p_values = np.where(
-      counts > 1, _cosine_p(cosines, np.maximum(counts, 2)), 1.0
-  )
-  place = int(np.argmin(p_values))
-  (first, _), (second, _) = pairs[place]
-  return _Finding(
-      f'correlation {cosines[place]:.2g} of {first} and {second}',
-      len(pairs) * p_values[place],
-  )
-
-
-def _sum(name: str, deviations: float) -> _Finding:
-  """The inner product of residuals and known sum, in its deviations."""
-  return _Finding(
-      f'{deviations:.1f} deviations above the known sum ({name})',
-      special.ndtr(-deviations),
   )
 
 

@@ -1,12 +1,11 @@
 """An audit as a program: a federated run with canaries, tested and measured.
 
 The run is that of `federated`, with its sampling, clipping, noise and ledger.
-But canaries are added to the clients, and everyone else sends zeros: the sum
-that each round should have released is known, and contains no one's data. Each
-round's release is kept in the run's folder (`audit/`), so an audit resumes like
-any run. At the end the releases are tested (`privacy.residuals`), and epsilon
-is estimated and bounded from the canaries' scores (`privacy.audit`). The model
-is of no use, and is removed.
+But canaries are added to the clients, and all others send zeros: the sum that
+each round should have released is known, and contains no data. At the end the
+releases are tested (`privacy.residuals`), and epsilon is estimated and bounded
+from the canaries' scores (`privacy.audit`). The model is useless and is
+removed. Releases are kept in memory, so an audit cannot be resumed.
 
   D: elements of a layer. H: layers. K: canaries. T: rounds.
 """
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,8 +37,6 @@ from tff_asr.storage import run_dir
 _VALUES_AT_ONCE = 2**26
 # The fewest canaries that join, and the fewest that are held out.
 _MIN_EACH = 10
-_FOLDER = 'audit'
-_LAYER = 'layer/'
 
 
 class AuditError(ValueError):
@@ -77,34 +74,22 @@ async def audit(
     AuditError: A test fails: the run does not keep its promise.
     ValueError: A setting is unusable.
   """
-  included = int(canaries.included.sum())
-  if min(included, canaries.num_canaries - included) < _MIN_EACH:
-    raise ValueError(
-        f'{included} of {canaries.num_canaries} canaries join and the others '
-        f'are held out: raise NUM_CANARIES until both are {_MIN_EACH} or more.'
-    )
+  _check(output_dir, canaries)
   training = build(
       output_dir=output_dir, configuration=configuration, model_spec=model_spec
   )
   rounds = _Rounds(
-      os.path.join(output_dir, _FOLDER),
-      canaries=canaries,
-      clipping=clipping,
-      cohort_size=cohort_size,
-      client_ids=training.client_data.client_ids,
+      canaries=canaries, clipping=clipping, cohort_size=cohort_size
   )
-  training = dataclasses.replace(training, observer=rounds.write)
+  training = dataclasses.replace(training, observer=rounds.add)
   results = await training_loop.run(training)
   model = os.path.join(output_dir, run_dir.MODEL)
   if os.path.exists(model):
     os.remove(model)
 
-  epsilon = float(results['privacy']['epsilon'])
-  delta = results['privacy']['delta']
   ledger = ledger_lib.read(os.path.join(output_dir, run_dir.LEDGER))
-  num_rounds = results['rounds']
-  covariance = noise_covariance(ledger.rounds, num_rounds=num_rounds)
-  released = _Released(rounds.read(num_rounds), canaries)
+  covariance = noise_covariance(ledger.rounds, num_rounds=results['rounds'])
+  released = _Released(rounds.records(results['rounds']), canaries)
   tests = [
       charged_test(
           released.noise_ratios,
@@ -112,58 +97,80 @@ async def audit(
       ),
       *residuals.run_tests(released.layers(), covariance=covariance),
   ]
-  # `scores` needs what the tests made `layers` collect.
-  ratios = audit_lib.likelihood_ratios(
-      *released.scores(),
-      sampling=training.sampling,
+  # After the tests: they collect from `layers` what scores need.
+  bound, estimate = _measure(
+      released, canaries,
+      training=training,
       covariance=covariance,
-      places=rounds.canary_places,
+      delta=results['privacy']['delta'],
   )
-  tests.append(
-      residuals.Test(
-          'bound',
-          f'guesses of canaries, at the accounted {epsilon:.4g}',
-          audit_lib.membership_p_value(
-              ratios, canaries.included, epsilon=epsilon, delta=delta
-          ),
-      )
-  )
-  fails = residuals.decide(tests)
-  bound = audit_lib.lower_bound(ratios, canaries.included, delta=delta)
-  estimate = audit_lib.estimate(
-      released.total_scores()[canaries.included], delta=delta
-  )
+  failed = [test.name for test in tests if test.fails]
   fields = {
       'accounted_epsilon': results['privacy']['epsilon'],
-      'delta': delta,
+      'delta': bound.delta,
       'bound': dataclasses.asdict(bound),
       'estimate': dataclasses.asdict(estimate),
-      'tests': [
-          {**test._asdict(), 'fails': failed}
-          for test, failed in zip(tests, fails, strict=True)
-      ],
-      'fails': any(fails),
+      'tests': [{**test._asdict(), 'fails': test.fails} for test in tests],
+      'fails': bool(failed),
       'rounds': results['rounds'],
       'cohort_size': results['cohort_size'],
       'population': results['population'],
   }
   files.write_json(os.path.join(output_dir, 'audit.json'), fields)
-  print(_table(tests, fails))
+  print(_table(tests))
   print(
-      f'epsilon at delta {delta:g}: accounted {epsilon:.3g}; at least '
+      f'epsilon at delta {bound.delta:g}: accounted '
+      f'{float(fields["accounted_epsilon"]):.3g}; at least '
       f'{bound.epsilon:.3g} with {bound.confidence:.0%} confidence '
       f'({bound.num_correct} of {bound.num_guesses} guesses right); estimate '
       f'{estimate.epsilon:.3g} ({estimate.low:.3g} to {estimate.high:.3g})'
   )
-  if any(fails):
-    names = ', '.join(
-        test.name for test, failed in zip(tests, fails, strict=True) if failed
-    )
+  if failed:
     raise AuditError(
-        f'the audit fails ({names}): clipping, noise or accounting is broken. '
-        'Do not publish models of this configuration.'
+        f'the audit fails ({", ".join(failed)}): clipping, noise or accounting '
+        'is broken. Do not publish models of this configuration.'
     )
   return fields
+
+
+def _check(output_dir: str, canaries: canaries_lib.Canaries) -> None:
+  """Raises ValueError for too few canaries, or a folder that is in use."""
+  included = int(canaries.included.sum())
+  if min(included, canaries.num_canaries - included) < _MIN_EACH:
+    raise ValueError(
+        f'{included} of {canaries.num_canaries} canaries join and the others '
+        f'are held out: raise NUM_CANARIES until both are {_MIN_EACH} or more.'
+    )
+  if os.path.exists(os.path.join(output_dir, run_dir.LEDGER)):
+    raise ValueError(
+        f'{output_dir} has the ledger of a run, and an audit cannot be '
+        'resumed: take another output_dir.'
+    )
+
+
+def _measure(
+    released: '_Released',
+    canaries: canaries_lib.Canaries,
+    *,
+    training: federated.FederatedTraining,
+    covariance: np.ndarray,
+    delta: float,
+) -> tuple[audit_lib.Bound, audit_lib.Estimate]:
+  """The bound and the estimate of epsilon that canaries show."""
+  places = {
+      name: place for place, name in enumerate(training.client_data.client_ids)
+  }
+  ratios = audit_lib.likelihood_ratios(
+      *released.scores(),
+      sampling=training.sampling,
+      covariance=covariance,
+      places=np.array([places[name] for name in canaries.client_ids]),
+  )
+  bound = audit_lib.lower_bound(ratios, canaries.included, delta=delta)
+  estimate = audit_lib.estimate(
+      released.total_scores()[canaries.included], delta=delta
+  )
+  return bound, estimate
 
 
 def charged_test(
@@ -206,34 +213,45 @@ def noise_covariance(
   return rounds[0].strategy.covariance(num_rounds)
 
 
+class _Record(NamedTuple):
+  """The release of a round.
+
+  Attributes:
+    joined: Which canaries joined, bool [K].
+    norms: Norms of a canary's layers in the sum over the clip, [H].
+    noise_ratio: Stated deviation of the noise on the sum over the clip.
+    scale: Cohort size over the clip.
+    layers: The released mean, by layer.
+  """
+
+  joined: np.ndarray
+  norms: np.ndarray
+  noise_ratio: float
+  scale: float
+  layers: Mapping[str, np.ndarray]
+
+
 class _Rounds:
-  """What each round released, in a file a round."""
+  """Records what each round releases."""
 
   def __init__(
       self,
-      folder: str,
       *,
       canaries: canaries_lib.Canaries,
       clipping: clipping_lib.Clipping,
       cohort_size: float,
-      client_ids: Sequence[str],
   ):
-    self._folder = folder
     self._canaries = canaries
     self._clipping = clipping
     self._cohort_size = cohort_size
-    places = {name: place for place, name in enumerate(client_ids)}
-    # In the population, int64 [K].
-    self.canary_places = np.array(
-        [places[name] for name in canaries.client_ids]
-    )
+    self._records = {}
 
-  def write(
+  def add(
       self,
       result: private_rounds.RoundResult[list[str], cohorts.CohortState],
       number: int,
   ) -> None:
-    """Writes a round's file, in place of an older one's."""
+    """Records a round, in place of an undone one of its number."""
     metrics = result.output.metrics['aggregator']['dp_query_metrics']
     clip = float(metrics['l2_norm_clip'])
     is_correlated = private_rounds.query_state(
@@ -260,25 +278,19 @@ class _Rounds:
     }
     drawn = {tf.compat.as_text(name) for name in result.batch}
     is_drawn = [name in drawn for name in self._canaries.client_ids]
-    os.makedirs(self._folder, 0o700, exist_ok=True)
-    with files.replacing(self._path(number)) as file:
-      np.savez(
-          file,
-          joined=is_drawn & self._canaries.included,
-          norms=layer_norms(specs, clipping=self._clipping, shares=shares),
-          noise_ratio=stddev / clip,
-          scale=self._cohort_size / clip,
-          **{f'{_LAYER}{name}': released[name] for name in specs},
-      )
+    self._records[number] = _Record(
+        joined=is_drawn & self._canaries.included,
+        norms=np.array(
+            layer_norms(specs, clipping=self._clipping, shares=shares)
+        ),
+        noise_ratio=stddev / clip,
+        scale=self._cohort_size / clip,
+        layers={name: np.asarray(released[name]) for name in specs},
+    )
 
-  def read(self, num_rounds: int) -> list[Mapping[str, np.ndarray]]:
-    """Returns the rounds, whose arrays are read when they are asked for."""
-    return [
-        np.load(self._path(number)) for number in range(1, num_rounds + 1)
-    ]
-
-  def _path(self, number: int) -> str:
-    return os.path.join(self._folder, f'round_{number:06d}.npz')
+  def records(self, num_rounds: int) -> list[_Record]:
+    """Returns the records of all rounds, in order."""
+    return [self._records[number] for number in range(1, num_rounds + 1)]
 
 
 class _Released:
@@ -286,28 +298,24 @@ class _Released:
 
   def __init__(
       self,
-      rounds: Sequence[Mapping[str, np.ndarray]],
+      rounds: Sequence[_Record],
       canaries: canaries_lib.Canaries,
   ):
     self._rounds = rounds
     self._canaries = canaries
-    stacked = lambda name: np.stack([each[name] for each in rounds])
-    self._joined = stacked('joined')  # [T, K]
-    self._norms = stacked('norms')  # [T, H]
-    self._scales = stacked('scale')  # [T]
-    self.noise_ratios = stacked('noise_ratio')  # [T]
+    self._joined = np.stack([each.joined for each in rounds])  # [T, K]
+    self._norms = np.stack([each.norms for each in rounds])  # [T, H]
+    self.noise_ratios = np.array([each.noise_ratio for each in rounds])  # [T]
     # By layers: <canaries' unit directions, releases>, [T, K], and the
     # releases' mean squares, [T]; and the mean square of their sum, [].
     self._inner, self._squares, self._sum_square = [], [], []
 
   def layers(self) -> Iterator[residuals.Layer]:
     """Yields the layers of all rounds, and keeps what `scores` need of them."""
-    names = [name for name in self._rounds[0] if name.startswith(_LAYER)]
-    for place, name in enumerate(names):
-      first = self._rounds[0][name]
+    for place, (name, first) in enumerate(self._rounds[0].layers.items()):
       released = np.stack([
-          each[name].astype(np.float64).ravel() * scale
-          for each, scale in zip(self._rounds, self._scales, strict=True)
+          each.layers[name].astype(np.float64).ravel() * each.scale
+          for each in self._rounds
       ])
       known = np.zeros_like(released)
       inner = np.zeros(self._joined.shape)
@@ -321,9 +329,7 @@ class _Released:
       self._squares.append(np.mean(released**2, axis=1))
       self._sum_square.append(np.mean(released.sum(axis=0) ** 2))
       ratios = self.noise_ratios[:, None]
-      yield residuals.Layer(
-          name.removeprefix(_LAYER), (released - known) / ratios, known / ratios
-      )
+      yield residuals.Layer(name, (released - known) / ratios)
 
   def scores(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the canaries' `audit.scores` by rounds, after `layers`."""
@@ -392,13 +398,11 @@ def layer_norms(
   return norms
 
 
-def _table(
-    tests: Sequence[residuals.Test], fails: Sequence[bool]
-) -> str:
+def _table(tests: Sequence[residuals.Test]) -> str:
   """The tests, one a line."""
   lines = [f'{"test":<11}{"p":<9}{"":<7}most unlikely in it']
-  for test, failed in zip(tests, fails, strict=True):
-    verdict = 'FAILS' if failed else 'holds'
+  for test in tests:
+    verdict = 'FAILS' if test.fails else 'holds'
     lines.append(
         f'{test.name:<11}{test.p_value:<9.2g}{verdict:<7}{test.finding}'
     )
