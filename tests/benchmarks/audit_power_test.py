@@ -11,7 +11,7 @@ _SETTING = audit_power.Setting(0.1, 1.0, 5)
 # docs/attacks.md lists these as unseen, or as seen in some settings only.
 _UNSEEN = (
     'a seed of 16 bits for the noise of a round', 'float32 noise',
-    'one client counted twice',
+    'one client counted twice', 'no noise in the mean of each layer',
 )
 _SOMETIMES = (
     'half the noise in 64 elements of 8,192',
@@ -32,7 +32,8 @@ class AuditPowerTest(parameterized.TestCase):
       ('reused', 'noise of round 1 in every round', 'rounds'),
       ('reused_in_one', 'the same in the layer of 16 elements', 'rounds'),
       ('shared', 'a tenth of the variance shared by all rounds', 'rounds'),
-      ('unclipped', 'the layer of 1,024 not clipped', 'layers'),
+      ('unclipped', 'the layer of 1,024 not clipped', 'sums'),
+      ('twice', 'all clients counted twice', 'sums'),
   )
   def test_a_defect_fails_the_test_that_is_for_it(self, defect, name):
     found = audit_power.found(defect, _SETTING, seed=0)

@@ -26,13 +26,21 @@ def _layers(num_rounds: int = 4, *, seed: int = 0) -> dict[str, np.ndarray]:
   }
 
 
+def _known(layer: np.ndarray) -> np.ndarray:
+  """A known sum of norm 1 in each round."""
+  return np.full_like(layer, layer.shape[1] ** -0.5)
+
+
 def _test(
     layers: dict[str, np.ndarray], *, covariance: np.ndarray | None = None
 ) -> dict[str, residuals.Test]:
   """The tests' results, by name."""
   num_rounds = len(next(iter(layers.values())))
   tests = residuals.run_tests(
-      (residuals.Layer(name, layer) for name, layer in layers.items()),
+      (
+          residuals.Layer(name, layer, _known(layer))
+          for name, layer in layers.items()
+      ),
       covariance=np.eye(num_rounds) if covariance is None else covariance,
   )
   return {test.name: test for test in tests}
@@ -69,13 +77,13 @@ class RunTestsTest(parameterized.TestCase):
       below = scipy.stats.chi2.cdf(np.sum(values**2), count)
       return 2 * min(below, 1 - below)
 
-    # A layer's rounds and all of them, and all layers'; of three views.
+    # A layer's rounds and all of them, and all layers'; of four views.
     p_values = [
         5 * min(two_sided(part, part.size) for part in [*layer, layer])
         for layer in [*noise, together]
     ]
     np.testing.assert_allclose(
-        found['layers'], 3 * 4 * min(p_values), rtol=1e-6
+        found['layers'], 4 * 4 * min(p_values), rtol=1e-6
     )
 
     p_values = []
@@ -94,7 +102,7 @@ class RunTestsTest(parameterized.TestCase):
           )
       p_values.append(len(of_layer) * min(of_layer))
     np.testing.assert_allclose(
-        found['elements'], 3 * 3 * min(p_values), rtol=1e-2
+        found['elements'], 4 * 3 * min(p_values), rtol=1e-2
     )
 
     p_values = [
@@ -103,7 +111,16 @@ class RunTestsTest(parameterized.TestCase):
         for pair in itertools.combinations(layer, 2)
     ]
     np.testing.assert_allclose(
-        found['rounds'], 3 * 18 * min(p_values), rtol=1e-6
+        found['rounds'], 4 * 18 * min(p_values), rtol=1e-6
+    )
+
+    # Known sums have norm 1 in each of four rounds; in all layers, sqrt(3).
+    products = np.array([np.vdot(layer, _known(layer)) for layer in noise])
+    deviations = np.append(products / 2, products.sum() / np.sqrt(12))
+    np.testing.assert_allclose(
+        found['sums'],
+        min(1, 4 * 4 * scipy.stats.norm.sf(deviations.max())),
+        rtol=1e-6,
     )
 
   def test_honest_noise_passes(self):
@@ -123,6 +140,8 @@ class RunTestsTest(parameterized.TestCase):
        'elements'),
       ('a_round_repeated',
        lambda noise: noise['b'].__setitem__(3, noise['b'][1]), 'rounds'),
+      ('more_than_the_known_sum',
+       lambda noise: noise['c'].__iadd__(4 * _known(noise['c'])), 'sums'),
   )
   def test_a_defect_fails_the_test_that_is_for_it(self, break_noise, expected):
     layers = _layers(num_rounds=6)
@@ -139,7 +158,7 @@ class RunTestsTest(parameterized.TestCase):
   def test_a_single_round_or_element_is_compared_with_none(self):
     self.assertNotIn('rounds', _test(_layers(num_rounds=1)))
     found = _test({'one': np.ones([1, 1])})
-    self.assertEqual([*found], ['layers', 'elements'])
+    self.assertEqual([*found], ['layers', 'elements', 'sums'])
 
   def test_correlated_noise_is_honest_under_its_covariance_only(self):
     layers = _layers()

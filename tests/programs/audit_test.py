@@ -277,7 +277,7 @@ class AuditTest(cases.TestCase):
       ('noise_halved', _halved, 'layers'),
       ('noise_missing_in_a_small_layer', _missing, 'layers'),
       ('noise_missing_in_an_element', _missing_in_an_element, 'elements'),
-      ('a_layer_not_clipped', _unclipped, 'layers'),
+      ('a_layer_not_clipped', _unclipped, 'sums'),
   )
   @pytest.mark.slow
   def test_a_defect_is_found(self, broken, name):

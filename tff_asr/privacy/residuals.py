@@ -15,6 +15,9 @@ noise: independent N(0, 1) in units of the stated deviation. Correlated noise
                smallest and largest, k = 1, 2, 4, ...       binomial, D
     rounds     cosine of two rounds, in a layer and in all  Beta((n - 1) / 2,
                                                             (n - 1) / 2)
+    sums       inner product with the known sum, in a       normal, above
+               layer and in all: high if clients count
+               for more than the clip
 
 P-values are multiplied by the number of statistics (Bonferroni), so that an
 honest run fails with a probability of at most `LEVEL`. docs/attacks.md
@@ -35,8 +38,8 @@ LEVEL = 0.01
 # Noise is on a grid and releases are float32, so an element's residual is not
 # resolved below this share of the deviation.
 _RESOLUTION = 2.0**-12
-# Layers, elements and rounds share the level.
-_NUM_VIEWS = 3
+# Layers, elements, rounds and sums share the level.
+_NUM_VIEWS = 4
 
 
 class Layer(NamedTuple):
@@ -45,10 +48,12 @@ class Layer(NamedTuple):
   Attributes:
     name: Its name.
     residuals: The release minus the known sum, float64 [T, D].
+    known: The known sum, float64 [T, D].
   """
 
   name: str
   residuals: np.ndarray
+  known: np.ndarray
 
 
 class Test(NamedTuple):
@@ -79,7 +84,7 @@ class _Finding(NamedTuple):
 def run_tests(
     layers: Iterable[Layer], *, covariance: np.ndarray
 ) -> list[Test]:
-  """Tests residuals by layers, by elements and (if there are several) rounds.
+  """Tests residuals by layers, elements, rounds (if several) and sums.
 
   Args:
     layers: At least one layer; each is used once and not kept.
@@ -87,23 +92,31 @@ def run_tests(
       variance, float64 [T, T].
   """
   root = np.linalg.cholesky(covariance)
-  findings = {name: [] for name in ('layers', 'elements', 'rounds')}
-  total_size, total_gram = 0, 0.0
+  whiten = lambda values: linalg.solve_triangular(root, values, lower=True)
+  findings = {name: [] for name in ('layers', 'elements', 'rounds', 'sums')}
+  total_size, total_gram, total_product, total_energy = 0, 0.0, 0.0, 0.0
 
-  def add(name: str, size: int, gram: np.ndarray) -> None:
+  def add(
+      name: str, size: int, gram: np.ndarray, product: float, energy: float
+  ) -> None:
     findings['layers'].append(_scale(name, np.diag(gram), size))
+    if energy > 0:
+      findings['sums'].append(_sum(name, product / np.sqrt(energy)))
     if len(gram) > 1 and size > 1:
       findings['rounds'].append(_rounds(name, gram, size))
 
   for layer in layers:
-    whitened = linalg.solve_triangular(root, layer.residuals, lower=True)
+    whitened, known = whiten(layer.residuals), whiten(layer.known)
     size = whitened.shape[1]
     gram = whitened @ whitened.T
-    add(layer.name, size, gram)
+    product, energy = np.vdot(whitened, known), np.vdot(known, known)
+    add(layer.name, size, gram, product, energy)
     findings['elements'].append(_elements(layer.name, whitened))
     total_size += size
     total_gram = total_gram + gram
-  add('all layers', total_size, total_gram)
+    total_product += product
+    total_energy += energy
+  add('all layers', total_size, total_gram, total_product, total_energy)
   tests = []
   for name, found in findings.items():
     if found:
@@ -174,6 +187,14 @@ def _rounds(name: str, gram: np.ndarray, size: int) -> _Finding:
       f'correlation {cosines[place]:.2g} of rounds {first[place] + 1} and '
       f'{second[place] + 1} ({name})',
       len(cosines) * float(_cosine_p(cosines[place], size)),
+  )
+
+
+def _sum(name: str, deviations: float) -> _Finding:
+  """The inner product of residuals and known sum, in its deviations."""
+  return _Finding(
+      f'{deviations:.1f} deviations above the known sum ({name})',
+      special.ndtr(-deviations),
   )
 
 

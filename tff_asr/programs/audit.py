@@ -329,7 +329,9 @@ class _Released:
       self._squares.append(np.mean(released**2, axis=1))
       self._sum_square.append(np.mean(released.sum(axis=0) ** 2))
       ratios = self.noise_ratios[:, None]
-      yield residuals.Layer(name, (released - known) / ratios)
+      yield residuals.Layer(
+          name, (released - known) / ratios, known / ratios
+      )
 
   def scores(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the canaries' `audit.scores` by rounds, after `layers`."""
