@@ -219,10 +219,6 @@ def measure(
             mean + stddev * rng.standard_normal(num_elements, np.float32)
             for mean in clipped
         ])
-        mean = np.mean(clipped, axis=0)
-        norms = _layer_norms(mean, sizes)
-        is_heard = norms > _LEAST_SHARE * _norm(mean)
-        ratios = stddev * np.sqrt(sizes)[is_heard] / norms[is_heard]
         clients, layers = np.mean([e.shares[setting] for e in rounds], axis=0)
         rows.append(dict(
             group=group,
@@ -232,19 +228,45 @@ def measure(
             step=name,
             clients_clipped=float(clients),
             layers_clipped=float(layers),
-            signal=float(
-                np.mean([_norm(each) for each in clipped]) / (clip * median)
-            ),
-            bias=_cosine(mean, clean),
             gain=_cosine(found, clean) / _cosine(reference, clean),
             cosine=_cosine(found, reference),
-            noise_over_signal=np.quantile(ratios, (1, 0.5, 0)).tolist(),
+            **_measure_signal(
+                clipped, clean, sizes=sizes, stddev=stddev, norm=clip * median
+            ),
         ))
   return dict(
       num_elements=num_elements,
       num_layers=len(sizes),
       median_norm=median,
       rows=rows,
+  )
+
+
+def _measure_signal(
+    clipped: Sequence[np.ndarray],
+    clean: np.ndarray,
+    *,
+    sizes: Sequence[int],
+    stddev: float,
+    norm: float,
+) -> dict[str, float | list[float]]:
+  """Returns `signal`, `bias` and `noise_over_signal` of `measure`.
+
+  Args:
+    clipped: The clipped mean of each round, without noise.
+    clean: The mean of all deltas, not clipped.
+    sizes: Number of elements of each layer.
+    stddev: Standard deviation of the noise on an element.
+    norm: C.
+  """
+  mean = np.mean(clipped, axis=0)
+  norms = _layer_norms(mean, sizes)
+  has_signal = norms > _LEAST_SHARE * _norm(mean)
+  ratios = stddev * np.sqrt(sizes)[has_signal] / norms[has_signal]
+  return dict(
+      signal=float(np.mean([_norm(each) for each in clipped]) / norm),
+      bias=_cosine(mean, clean),
+      noise_over_signal=np.quantile(ratios, (1, 0.5, 0)).tolist(),
   )
 
 

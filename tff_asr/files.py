@@ -67,7 +67,12 @@ def write_text(path: str, text: str) -> None:
 
 
 def write_json(path: str, value: object) -> None:
-  """As `write`: a value as indented JSON."""
+  """As `write`: a value as indented JSON.
+
+      >>> write_json('results.json', {'rounds': 20})
+      >>> parse_json(read('results.json'))
+      {'rounds': 20}
+  """
   write_text(path, json.dumps(value, indent=1) + '\n')
 
 
@@ -79,7 +84,7 @@ def open_plain(path: str) -> Iterator[BinaryIO]:
     OSError: It cannot be opened.
     ValueError: It is a pipe or device, which might never end.
   """
-  # A pipe without a writer would block `open`.
+  # `open` would wait for the writer of a pipe.
   opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
   with open(path, 'rb', opener=opener) as file:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

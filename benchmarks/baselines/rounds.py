@@ -25,6 +25,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.install_early_sigint(__name__)
 
+from collections.abc import Mapping, Sequence
 import os
 import statistics
 import tempfile
@@ -100,6 +101,14 @@ def main(_) -> None:
       num_local_steps=_STEPS.value,
       is_bfloat16=_BFLOAT16.value,
   )
+  turns, differences = _take_turns(job, baselines)
+  _report(job, turns, differences)
+
+
+def _take_turns(
+    job: job_lib.Job, baselines: Mapping[str, turns_lib.Baseline]
+) -> tuple[dict[str, list[turns_lib.Turn]], dict[str, list[float]]]:
+  """Measures the baselines in turns; returns turns and update differences."""
   turns = {name: [] for name in baselines}
   differences = {name: [] for name in baselines}
   with tempfile.TemporaryDirectory() as folder:
@@ -130,6 +139,15 @@ def main(_) -> None:
             )
         )
         turns[name].append(turn)
+  return turns, differences
+
+
+def _report(
+    job: job_lib.Job,
+    turns: Mapping[str, Sequence[turns_lib.Turn]],
+    differences: Mapping[str, Sequence[float]],
+) -> None:
+  """Prints the table of the baselines."""
   seconds = turns_lib.medians(turns)
   ratios = {
       name: clock.ratios(values, seconds[_OURS])
@@ -168,7 +186,7 @@ def main(_) -> None:
               f'{max(peaks[name]):.2f}',
               f'{max(differences[name]):.1g}',
           ]
-          for name in baselines
+          for name in turns
       ],
       {
           'num_parameters': num_parameters,
