@@ -127,6 +127,7 @@ def _builder(name: str, trust_code: str | None) -> Callable[..., object]:
   top = module_name.partition('.')[0]
   function = None
   if top and machinery.PathFinder.find_spec(top, [folder]) is not None:
+    # First, so that no installed module is imported in place of the user's.
     if folder not in sys.path:
       sys.path.insert(0, folder)
     with contextlib.suppress(ModuleNotFoundError):

@@ -195,6 +195,7 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
     rounds of several kinds, without noise, or with correlated noise.
   """
   *others, group = run.privacy['groups']
+  # Several kinds of rounds: the ledger includes those of a seed model.
   if others or not math.isfinite(run.epsilon) or not group['rounds']:
     return {}
   if group['kind'] in accounting.MIN_SEP_KINDS:
@@ -630,6 +631,7 @@ def _figure(
     **options,
 ) -> tuple[Figure, axes_lib.Axes | np.ndarray]:
   """Creates a figure and its panels, with grids."""
+  # Constrained layout makes room for the legends outside of the panels.
   figure = figure_lib.Figure(figsize=(width, height), layout='constrained')
   panels = figure.subplots(rows, columns, **options)
   for panel in np.atleast_1d(panels).flat:

@@ -153,6 +153,7 @@ def _picture(folder: str, name: str, figure: plots.Figure) -> str:
   plots.save(figure, png)
   with open(os.path.join(folder, f'{name}.png'), 'wb') as f:
     f.write(png.getvalue())
+  # Embedded, so that the page is one file that can be sent.
   data = base64.b64encode(png.getvalue()).decode()
   return f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>'
 

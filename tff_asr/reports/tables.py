@@ -126,6 +126,7 @@ def overview(rows: Sequence[Row]) -> Table:
   cells = []
   for row in rows:
     known = {title: show(row) for title, show in COLUMNS.items()}
+    # Paired by speaker, so both must have the same speakers and references.
     if row is not rows[0] and row.words and row.words == rows[0].words:
       known[_DIFFERENCE] = interval(
           confidence.difference(

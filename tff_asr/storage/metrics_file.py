@@ -67,6 +67,7 @@ class MetricsFile(tff.program.ReleaseManager):
       return
     descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
     try:
+      # A single write, so that a crash leaves at most one incomplete row.
       os.write(descriptor, _format(self._columns, [row]))
       os.fsync(descriptor)
     finally:

@@ -79,7 +79,7 @@ def write(
       'arrays_crc32': header.checksums,
       'header_crc32': _header_checksum(header),
   }
-  # One entry: safetensors writes several in no fixed order.
+  # A single entry, because safetensors writes several in no fixed order.
   metadata = {_METADATA: json.dumps(described, sort_keys=True)}
   files.write(
       path, safetensors_numpy.save(dict(arrays), metadata), mode=0o600
@@ -148,7 +148,7 @@ def read(path: str, *, prefix: str = '') -> dict[str, np.ndarray]:
 
 def _checksum(array: np.ndarray) -> int:
   """CRC-32 of an array's type and bytes."""
-  # The name of the type covers what safetensors says of it in the header.
+  # Includes the type, which the checksum of the header does not cover.
   start = zlib.crc32(array.dtype.name.encode())
   # Not of the array itself: the buffer protocol has no bfloat16.
   return zlib.crc32(array.reshape(-1).view(np.uint8), start)
