@@ -169,15 +169,19 @@ def ours(setting: Setting, clients: list[np.ndarray], seed: int) -> Batches:
   """Batches of a pass, in samples."""
   batches = []
   for lengths in map(samples, sources(setting, clients)):
-    # Central training's order; a client's is as random.
-    key = keys.derive(keys.from_seed(seed), purpose='central order')
-    order = central.permutation(len(lengths), key=key, pass_num=0)
+    order = _order(len(lengths), seed)
     for chunk in _chunks(len(lengths), setting.chunk_size, order):
       found = fill_ours(
           lengths[chunk], log_mel.samples_of_seconds(setting.batch_sec)
       )
       batches += [lengths[chunk][rows] for rows in found]
   return batches
+
+
+def _order(num_records: int, seed: int) -> np.ndarray:
+  """An order of central training; a client's is as random."""
+  key = keys.derive(keys.from_seed(seed), purpose='central order')
+  return central.permutation(num_records, key=key, pass_num=0)
 
 
 def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
@@ -296,7 +300,7 @@ def shares(share: float = 0.12, count: int = 100_000) -> dict[str, float]:
   part = count // _NUM_LOADERS
   shuffles = {
       'theirs': lambda loader: generator.permutation(part),
-      'ours': lambda loader: _order(part, loader).positions(0, 0, part),
+      'ours': lambda loader: _order(part, loader),
   }
   most = log_mel.samples_of_seconds(240.0)
   found = {}

@@ -88,11 +88,7 @@ class BenchmarksTest(cases.TestCase):
       (
           'reader',
           'reader --clients=1 --repeats=1',
-          lambda figures: [
-              each
-              for part in figures['parts'].values()
-              for each in part['thread_sec']
-          ],
+          lambda figures: figures['figures']['thread_sec'],
       ),
       (
           'random_access',
