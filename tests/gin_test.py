@@ -180,18 +180,19 @@ def _traced_once() -> Callable[..., Any]:
   """As `client_update.build`, which traces equal work on equal data once."""
   build, built = client_update.build, {}
 
-  def build_once(*, local, **arguments):
+  def build_once(*, local, pipeline, **arguments):
     # Of one module's tests: the pipeline's settings do not differ.
     optimizer = local.build_optimizer(local.learning_rate)
     key = str((
         dataclasses.replace(local, build_optimizer=type(optimizer)),
         sorted(vars(optimizer).items()),
+        pipeline.read.__self__._folder,
         arguments['broadcast_type'],
         arguments['examples_type'],
         sorted(arguments['frozen']),
     ))
     if key not in built:
-      built[key] = build(local=local, **arguments)
+      built[key] = build(local=local, pipeline=pipeline, **arguments)
     return built[key]
 
   return build_once
