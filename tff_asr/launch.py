@@ -237,6 +237,9 @@ class _Interrupts:
 
 def _abandon(line: str, *, code: int) -> None:
   """Ends the program and its children at once, with a line."""
+  ray_session = sys.modules.get('tff_asr.execution.ray_session')
+  if ray_session is not None:  # Otherwise the end of Ray prints another line.
+    ray_session.announce_end()
   for child in psutil.Process().children():
     with contextlib.suppress(psutil.NoSuchProcess):
       child.kill()

@@ -956,7 +956,7 @@ _PROGRAM = """
     print('result', these.toys.scaled_sum(2.0, [1.0, 2.0]))
     for pid, name in these.seen.of_processes(lambda p: (p.pid, p.name()))[1:]:
       print('process', pid, name)
-    print('folder', ray_session._folder, flush=True)
+    print('folder', ray_session._watch.folder, flush=True)
     def end(): LAST_LINE
     launch.run(lambda argv: end())
 """
@@ -1016,6 +1016,62 @@ def _check_that_nothing_is_left(test, lines) -> None:
     test.assertFalse(_is_running(int(process_id)), name)
   (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
   test.assertFalse(os.path.exists(folder))
+
+
+# With a worker, and one of Ray's processes killed while the store is in use.
+_KILLED = """
+    import os, signal
+    import psutil
+    from tff_asr import launch  # First: it silences warnings of libraries.
+    from tff_asr.execution import ray_cluster
+    ray_cluster.require_token(None)
+    import ray
+    from tff_asr.execution import ray_session
+
+    ray_session.connect(None, num_cpus=1)
+    ray.get(ray.remote(lambda: 1).remote())
+    processes = psutil.Process().children(recursive=True)
+    for process in processes:
+      print('process', process.pid, process.name())
+    print('folder', ray_session._watch.folder, flush=True)
+    def kill(name):
+      next(each for each in processes if each.name() == name).kill()
+      while True:
+        ray.put(bytes(1_000_000))
+    KILL
+"""
+_ABRUPT_END = (
+    'stderr error: this program or Ray on this machine ended abruptly (killed, '
+    'crashed or out of memory): the same command continues from the last saved '
+    'state.'
+)
+
+
+@_needs_ray
+class KilledTest(absltest.TestCase):
+
+  def check(self, kill, expected):
+    lines = _run_program(_KILLED.replace('KILL', kill))
+    _check_that_nothing_is_left(self, lines)
+    printed = [line for line in lines if line.startswith('stderr')]
+    self.assertEqual(printed, expected)
+
+  def test_a_killed_raylet_ends_the_program_with_a_line_and_leaves_nothing(
+      self,
+  ):
+    self.check("kill('raylet')", [_ABRUPT_END])
+
+  @_slow
+  def test_a_killed_gcs_ends_the_program_with_a_line_and_leaves_nothing(self):
+    self.check("kill('gcs_server')", [_ABRUPT_END])
+
+  @_slow
+  def test_a_killed_program_leaves_a_line_and_nothing_else(self):
+    self.check('os.kill(os.getpid(), signal.SIGKILL)', [_ABRUPT_END])
+
+  @_slow
+  def test_a_program_that_was_interrupted_twice_leaves_nothing(self):
+    self.check("launch._abandon('at once', code=130)", ['stderr at once'])
 
 
 class BadArgumentTest(parameterized.TestCase):

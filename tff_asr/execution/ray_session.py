@@ -2,20 +2,25 @@
 
 A cluster that was started here is stopped when Python exits (normally, by an
 exception or by Ctrl-C) and by `stop`, which waits for its processes and removes
-its folder of logs. A cluster that was joined continues to run.
+its folder of logs. If the program or Ray's process for this machine is killed,
+`ray_watch` does this. A cluster that was joined continues to run.
 """
 
 import atexit
+from collections.abc import Sequence
 import contextlib
 import logging
 import os
-import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 
 import psutil
 import ray
+
+from tff_asr.execution import ray_watch
 
 # Ray reads these when it starts: no usage reports, no advice on settings of the
 # next release, no metrics (Ray complains if nothing collects them).
@@ -26,11 +31,9 @@ _ENVIRONMENT = {
 }
 
 _CONNECT_TIMEOUT_SEC = 10.0
-# How long Ray's processes may take to end by themselves.
-_END_TIMEOUT_SEC = 10.0
 
 _lock = threading.Lock()
-_folder = None  # Of the cluster that was started here.
+_watch = None  # Of the cluster that this process is connected to.
 
 
 def connect(address: str | None, *, num_cpus: int) -> None:
@@ -44,21 +47,25 @@ def connect(address: str | None, *, num_cpus: int) -> None:
   Raises:
     ConnectionError: there is no cluster at `address`.
   """
-  global _folder
+  global _watch
   with _lock:
     if ray.is_initialized():
       return
     for name, value in _ENVIRONMENT.items():
       os.environ.setdefault(name, value)
     atexit.unregister(stop)
+    folder = None
+    if address is None:
+      # Ray opens its folder to all users, so it gets one inside of a folder
+      # that is private. The path is short: those of sockets have a limit.
+      folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
+    _watch = _Watch(folder)
     try:
-      if address is None:
-        # Ray opens its folder to all users, so it gets one inside of a folder
-        # that is private. The path is short: those of sockets have a limit.
-        _folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
-        _start(num_cpus, _folder)
+      if folder is not None:
+        _start(num_cpus, folder)
       else:
         _join(address)
+      _watch.set_processes(_find_processes(folder))
     except BaseException:
       _leave()
       raise
@@ -72,28 +79,77 @@ def stop() -> None:
     _leave()
 
 
+def announce_end() -> None:
+  """Announces that the program is about to end, so this is no error."""
+  if _watch is not None:
+    _watch.set_processes(())
+
+
 def _leave() -> None:
-  global _folder
-  folder, _folder = _folder, None
-  # Ray waits for the processes that it started, but not for their children.
-  processes = [] if folder is None else _find_processes()
+  global _watch
+  announce_end()
   ray.shutdown()
-  _, left = psutil.wait_procs(processes, timeout=_END_TIMEOUT_SEC)
-  for process in left:
-    with contextlib.suppress(psutil.NoSuchProcess):
-      process.kill()
-  if folder is not None:
-    shutil.rmtree(folder, ignore_errors=True)
+  if _watch is not None:
+    _watch.end()
+    _watch = None
 
 
-def _find_processes() -> list[psutil.Process]:
-  """Returns the children of the raylet that this process started."""
-  found = []
-  for child in psutil.Process().children():
-    with contextlib.suppress(psutil.NoSuchProcess):
-      if child.name() == 'raylet':
-        found += child.children(recursive=True)
-  return found
+class _Watch:
+  """The process of `ray_watch`.
+
+  Attributes:
+    folder: The cluster's folder, which `ray_watch` removes; None if the cluster
+      was joined.
+  """
+
+  def __init__(self, folder: str | None):
+    self.folder = folder
+    self._process = subprocess.Popen(
+        [sys.executable, '-P', ray_watch.__file__, folder or ''],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,  # A Ctrl-C must not end it.
+    )
+    self._thread = threading.Thread(target=self._wait, daemon=True)
+    self._thread.start()
+
+  def set_processes(self, process_ids: Sequence[int]) -> None:
+    """Sets the processes whose end ends the program; () before its own end."""
+    line = ' '.join(map(str, process_ids)) + '\n'
+    with contextlib.suppress(BrokenPipeError):
+      self._process.stdin.write(line.encode())
+
+  def end(self) -> None:
+    """Waits until the cluster's processes and folder are gone."""
+    self._process.stdin.close()
+    self._thread.join()
+
+  def _wait(self) -> None:
+    """Ends the program if one of Ray's processes has ended."""
+    # It ends at once; its child, which has the same stdout, does the work.
+    self._process.wait()
+    if self._process.stdout.read():
+      # An exception in this thread would not end the program.
+      os._exit(1)  # pylint: disable=protected-access
+
+
+def _find_processes(folder: str | None) -> list[int]:
+  """Returns the ids of the raylet in use and, if started here, of the GCS."""
+  node_id = ray.get_runtime_context().get_node_id()
+  (socket_path,) = (
+      node['RayletSocketName']
+      for node in ray.nodes()
+      if node['NodeID'] == node_id
+  )
+  # By arguments: other clusters may run on this machine.
+  arguments = {'raylet': socket_path, 'gcs_server': folder}
+  return [
+      process.pid
+      for process in psutil.process_iter(['name', 'cmdline'])
+      if (argument := arguments.get(process.info['name']))
+      and argument in ' '.join(process.info['cmdline'] or ())
+  ]
 
 
 def _start(num_cpus: int, folder: str) -> None:
