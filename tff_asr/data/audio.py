@@ -48,6 +48,7 @@ SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
 ENCODINGS = ('pcm', 'flac')
 
 # libsndfile returns these as int16 without rounding.
+# 8-bit formats and mu-law and A-law codes decode to 16 bits or fewer.
 _EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')
 # libsndfile's length of an MP3 file may count the encoder's padding.
 _MP3_TOLERANCE = 3 * 1152
@@ -57,7 +58,7 @@ _UNKNOWN_LENGTH = 0x7FFFF000
 _UNKNOWN_FRAMES = 2**63 - 1
 _BLOCK_FRAMES = 2**20
 # One of these stands in the first frame of an MP3 file that states its length.
-# The frame follows the ID3 tag, whose header has 10 bytes.
+# The frame follows the ID3 tag, which has a header of 10 bytes.
 _MP3_LENGTHS = (b'Xing', b'Info', b'VBRI')
 _MP3_BEGIN = re.compile(rb'ID3|\xff[\xe0-\xff]')
 _MP3_FRAME_BYTES = 1441
@@ -149,6 +150,7 @@ def read(
       samples, rate_hz, kind = _decode_otherwise(
           source, name=name, error=e, part=part
       )
+  # Checked after decoding: only then is the rate known for all formats.
   if sample_rate_hz not in (None, rate_hz):
     raise AudioError(
         name, 'has another sampling rate', f'{rate_hz} Hz, not {sample_rate_hz}'
@@ -234,9 +236,12 @@ def _decode(
   """
   header = b''
   if not isinstance(file, str):
+    # libsndfile does not return a NIST sphere file's own header, which is
+    # needed to find truncated files (`_check_length`).
     header = file.read(_SPHERE_BYTES)
     file.seek(0)
   is_mp3 = isinstance(file, str) or _MP3_BEGIN.match(header)
+  # Only for MP3: redirecting standard error serializes threads.
   quiet = _without_messages if is_mp3 else contextlib.nullcontext
   try:
     with quiet(), _ForwardFile(file) as f:
@@ -251,6 +256,7 @@ def _decode(
       dtype = 'int16' if f.subtype in _EXACT_SUBTYPES else 'float64'
       if soundfile.SoundFile.seekable(f):
         f.seek(start)
+      # A file without seeking is decoded from its beginning.
       elif start:
         _read_frames(f, start, dtype=dtype)
       samples = _read_frames(f, frames, dtype=dtype)
@@ -259,6 +265,7 @@ def _decode(
           raise AudioError(
               name, 'is too long', f'more than {max_frames:,} samples'
           )
+      # Without a stated length the decoded length cannot be checked.
       elif f.subtype.startswith('MPEG') and not _has_mp3_length(file):
         # libsndfile has guessed the length from the first frame.
         if stop == f.frames and (
@@ -282,6 +289,8 @@ def _decode(
 
 def _max_frames(f: soundfile.SoundFile, max_sec: float) -> int:
   """The most frames of a file that are decoded."""
+  # Two limits: the duration, and the samples that are held in memory before
+  # channels are averaged and the rate is lowered.
   limit = log_mel.samples_of_seconds(max_sec)
   return min(
       limit * f.samplerate // SAMPLE_RATE_HZ,
@@ -331,6 +340,7 @@ def _decode_otherwise(
   Raises:
     AudioError: These cannot decode it either.
   """
+  # Given a path, libsndfile also uses the suffix to choose a decoder.
   if not isinstance(source, bytes) and _has_true_suffix(os.fspath(source)):
     try:
       return part(os.fspath(source))
@@ -359,7 +369,7 @@ def _has_true_suffix(path: str) -> bool:
   """Whether libsndfile can rely on a file's suffix.
 
   It can for MP3 files with other bytes before the first frame, and for raw GSM
-  6.10 whose frames look right.
+  6.10 files in which each frame starts with the right bits.
   """
   suffix = os.path.splitext(path)[1].lower()
   if suffix != '.gsm':
@@ -390,12 +400,15 @@ def _run_ffmpeg(
       finished = subprocess.run(
           [
               program, '-nostdin', '-v', 'error',
+              # The file may come from anywhere: ffmpeg must not open network
+              # addresses that are named in it.
               '-protocol_whitelist', 'file',
               '-format_whitelist', _FFMPEG_FORMATS,
               '-i', f'file:{path}',
               # All audio tracks: ffmpeg refuses to write several as WAV.
               '-map', '0:a', '-t', str(_MAX_SEC + 1), '-f', 'wav', '-',
           ],
+          # ffmpeg reads commands from a terminal.
           stdin=subprocess.DEVNULL,
           capture_output=True,
           timeout=_FFMPEG_SEC,
@@ -411,6 +424,7 @@ def _read_frames(
     f: soundfile.SoundFile, count: int, *, dtype: str
 ) -> np.ndarray:
   """Up to `count` frames [N, channels]; a file may have fewer than it says."""
+  # A length that is not known must not decide how much memory is reserved.
   if f.frames != _UNKNOWN_FRAMES:
     return f.read(count, dtype=dtype, always_2d=True)
   blocks = []
@@ -489,6 +503,7 @@ def _convert(
   if exact and num_channels == 1 and rate_hz == SAMPLE_RATE_HZ:
     return samples[:, 0], []
   steps = [] if exact else [f'files in {kind} were rounded to 16 bits']
+  # float64: sums of int16 samples are exact.
   waveform = samples.astype(np.float64) / (2**15 if exact else 1)
   if num_channels > 1:
     steps.append(f'files of {num_channels} channels were averaged to one')
@@ -498,6 +513,7 @@ def _convert(
     waveform = soxr.resample(
         waveform.astype(np.float32), rate_hz, SAMPLE_RATE_HZ, quality='HQ'
     )
+  # Clipped, because resampling overshoots at loud edges, and a cast wraps.
   rounded = np.clip(np.rint(waveform * 2**15), -(2**15), 2**15 - 1)
   return rounded.astype(np.int16), steps
 

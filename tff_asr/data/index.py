@@ -30,6 +30,7 @@ CORPUS_FILE = 'corpus.json'
 CLIENTS_FILE = 'clients.tsv'
 OFFSETS_FILE = 'records.offsets'
 
+# Little-endian on every machine, because a corpus may be copied.
 _OFFSET_DTYPE = '<i8'
 _TSV_HEADER = 'client_id\tshard\tfirst_record\tnum_utterances\tnum_samples'
 
@@ -134,6 +135,8 @@ def write(
       that does not exist, or the clients' records are not all records once.
   """
   checks.one_of(schema.ENCODINGS, encoding=encoding)
+  # Examples are drawn by number in this order, so it must not depend on the
+  # order in which a corpus was converted.
   clients = _sorted(clients)
   offsets = np.asarray(offsets, _OFFSET_DTYPE)
   if np.any(offsets < 0):
@@ -153,6 +156,7 @@ def write(
       'num_clients': len(clients.client_ids),
       'num_utterances': int(clients.num_utterances.sum()),
       'num_samples': int(clients.num_samples.sum()),
+      # Sorted: the same corpus must give the same corpus.json.
       'characters': ''.join(sorted(set(characters))),
       'shards': [shard._asdict() for shard in shards],
       'files': {
@@ -182,6 +186,7 @@ def read(folder: str | os.PathLike[str]) -> Index:
   corpus = _read_corpus_file(path)
   clients = _parse_clients(corpus, _read_file(corpus, CLIENTS_FILE))
   offsets = np.frombuffer(_read_file(corpus, OFFSETS_FILE), _OFFSET_DTYPE)
+  # The checksum also matches a file that was written with a wrong size.
   if len(offsets) != corpus.num_utterances:
     raise ValueError(
         f'{os.path.join(path, OFFSETS_FILE)} has {len(offsets)} records,'
@@ -264,6 +269,7 @@ def _check_clients(
         f' are {num_shards} shards.'
     )
   # Laid end to end, the clients' stretches of records cover all of them.
+  # Records are numbered in the order of writing, not in that of ids.
   order = np.argsort(clients.first_records, kind='stable')
   ends = np.cumsum(counts[order])
   starts = np.concatenate([[0], ends[:-1]])
@@ -299,6 +305,7 @@ def _read_corpus_file(path: str) -> Corpus:
         if field.name != 'path'
     }
     fields['shards'] = tuple(Shard(**shard) for shard in fields['shards'])
+    # Without its checksum a file would be read unchecked.
     if not {CLIENTS_FILE, OFFSETS_FILE} <= fields['files'].keys():
       raise KeyError('a checksum')
     return Corpus(path=path, **fields)
@@ -332,6 +339,7 @@ def _parse_clients(corpus: Corpus, content: bytes) -> Clients:
     header, *lines = content.decode().rstrip('\n').split('\n')
     if header != _TSV_HEADER or not lines:
       raise ValueError('unknown columns')
+    # Strict: a line with a field too few must not shift the columns.
     ids, *columns = zip(*(line.split('\t') for line in lines), strict=True)
     clients = Clients(
         list(ids),

@@ -146,6 +146,7 @@ class Pipeline:
   @property
   def max_samples(self) -> int:
     """Samples to keep of an utterance: enough to see that it is too long."""
+    # More than max_frames, so that a cut utterance still counts as too long.
     return log_mel.FRAME_LENGTH + (self.max_frames + 2) * log_mel.FRAME_SHIFT
 
   @tf.autograph.experimental.do_not_convert
@@ -228,6 +229,7 @@ class Pipeline:
     )
     everything = examples.concatenate(padding_row)
     if records.OFFSET in examples.element_spec:
+      # Record locations are scalars: they need no padding, and so no limit.
       everything = everything.batch(_ALL_ROWS)
     else:
       everything = everything.padded_batch(_MOST_PADDED_ROWS)
@@ -235,6 +237,7 @@ class Pipeline:
     count = tf.shape(rows[schema.CLIENT_ID])[0] - 1
     per_epoch = -(-count * self.repeats // self.chunk_size)
     if num_epochs is None:
+      # The largest int32 stands for "without end": the caller stops reading.
       num_chunks = tf.where(count > 0, tf.int32.max, 0)
     else:
       num_chunks = per_epoch * num_epochs
@@ -266,6 +269,9 @@ class Pipeline:
         epoch, then those of the second, and so on.
     """
     epoch = number // client.per_epoch
+    # Drawn again for each chunk, so that any chunk can be read without those
+    # before it. Repeats are shuffled together: copies of an utterance may be in
+    # different chunks.
     order = tf.random.experimental.stateless_shuffle(
         tf.range(client.count * self.repeats) % client.count,
         tf.random.fold_in(client.order_seed, epoch),
@@ -297,6 +303,7 @@ class Pipeline:
       Dataset of `Batch`.
     """
     def pack(number, chunk):
+      # A fixed seed: evaluations of two models have the same batches.
       seed = tf.zeros([2], tf.int32)
       return number, self.pack(chunk, seed=seed, is_training=False)
 
@@ -348,6 +355,8 @@ class Pipeline:
       seed: int32 [2], of this chunk.
       is_training: Whether to shuffle batches and leave utterances out.
     """
+    # Three seeds, so that a run without SpecAugment has the same order of
+    # batches and the same dropout.
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
     # A placeholder is padded to some frames even if its utterance has fewer.
     if FEATURES in chunk:
@@ -361,6 +370,8 @@ class Pipeline:
       inputs = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
     labels, label_lengths = self._labels(chunk['transcript'])
     is_usable = self._is_usable(lengths, labels, label_lengths)
+    # Evaluation decodes utterances whatever their labels, so only those without
+    # an output frame become placeholders.
     has_features = (
         is_usable if is_training else self.output_lengths(lengths) > 0
     )
@@ -370,6 +381,8 @@ class Pipeline:
     order = tf.argsort(num_samples, stable=True)
     ordered = lambda value: tf.gather(value, order)
     num_samples = ordered(num_samples)
+    # Cut after placeholders got their few frames: an utterance that is left out
+    # takes little room in its batch.
     starts = batch_starts(
         num_samples,
         log_mel.samples_of_seconds(self.max_batch_sec),
@@ -423,6 +436,8 @@ class Pipeline:
     }
     lengths = batch['feature_lengths']
     inputs = chunk.inputs[start:end]
+    # Features (rank 3) or waveforms, cut to this batch's longest: the chunk is
+    # padded to its own longest.
     if inputs.shape.rank == 3:
       features = inputs[:, : tf.reduce_max(lengths)]
     else:
@@ -517,6 +532,7 @@ class Pipeline:
     min_output_frames = 1
     # Without a tokenizer nothing is transcribed, and transcripts do not count.
     if self.tokenizer is not None:
+      # From an empty transcript a model would learn to emit blanks only.
       is_usable &= label_lengths > 0
       if self.labels_too_long == 'left_out':
         min_output_frames = min_frames(labels, label_lengths)
@@ -618,6 +634,7 @@ def batch_starts(
   """
   with tf.device(buckets_lib.HOST):
     size = tf.size(lengths)
+    # The samples of a chunk of thousands of utterances exceed int32.
     lengths = tf.cast(lengths, tf.int64)
     # What lies before each position.
     before = tf.cumsum(lengths, exclusive=True)
@@ -637,6 +654,7 @@ def batch_starts(
       )
       return position + 1, start, starts
 
+    # Sequential, because each start depends on the one before.
     _, _, starts = tf.while_loop(
         lambda position, *_: position < size,
         step,

@@ -117,6 +117,7 @@ class Reader:
     """
     features = self._parse(rows)
     lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
+    # A chunk is padded to its longest record, so this also bounds its memory.
     lengths = tf.minimum(lengths, max_samples)
     waveforms = self._decode(features, tf.reduce_max(lengths))
     return dict(_element(features, waveforms), **{LENGTH: lengths})
@@ -130,6 +131,8 @@ class Reader:
       length = tf.cast(record[schema.NUM_SAMPLES], tf.int32)
       return _element(record, self._decode(features, length)[0])
 
+    # Records are parsed in groups, which is faster, and decoded one by one,
+    # because their waveforms differ in length.
     dataset = tf.data.Dataset.from_tensor_slices(rows)
     return dataset.batch(_AT_ONCE).map(self._parse).unbatch().map(decode)
 
@@ -140,6 +143,7 @@ class Reader:
     Raises:
       InvalidArgumentError: In the graph, if a record is not what it should be.
     """
+    # Built in the graph: the shard is data, so one graph serves all clients.
     paths = tf.strings.join([
         os.path.join(self._folder, self._prefix),
         tf.strings.as_string(rows[SHARD], width=5, fill='0'),
@@ -193,8 +197,9 @@ def _element(
 def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   """The record at an offset of a shard, string []; '' if there is none."""
   path, offset = location
-  # A reader of TensorFlow 2.14 whose file is missing fails at each attempt,
-  # without end where errors are ignored. Matching gives no file instead.
+  # In TensorFlow 2.14, reading a missing file fails at each attempt, forever
+  # where errors are ignored. Matching returns no file instead. Wildcards
+  # in a folder's name are escaped, so that they match themselves.
   pattern = tf.strings.regex_replace(path, r'([*?\[\]\\])', r'\\\1')
   found = tf.io.matching_files(pattern)
   variant = tf.raw_ops.TFRecordDatasetV2(
@@ -204,7 +209,7 @@ def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
       # Seeks to the offset instead of reading through the file.
       byte_offsets=tf.fill([tf.size(found)], offset),
   )
-  # TensorFlow 2.14 forgets the offset when tf.data rewrites the graph of a
+  # TensorFlow 2.14 drops the offset when tf.data rewrites the graph of a
   # dataset before it is iterated over.
   options = tf.data.Options()
   options.experimental_optimization.apply_default_optimizations = False

@@ -2,8 +2,8 @@
 
 Algorithm 1 of https://arxiv.org/abs/2310.00098: from the server's weights, each
 local step clips the gradient of its batch by global norm and takes a step of an
-optimizer, SGD by default, whose state is new for each client. The client
-returns
+optimizer, SGD by default. The optimizer's state is new for each client. The
+client returns
 
     delta = weights before - weights after,
 
@@ -43,7 +43,7 @@ _Totals = collections.OrderedDict[str, tf.Tensor]
 
 
 class Model(Protocol):
-  """What learning needs of a model, such as `ctc.CtcModel`.
+  """A model that clients can train, such as `ctc.CtcModel`.
 
   Attributes:
     specs: All weights.
@@ -153,7 +153,7 @@ def build(
       audio_sec: Seconds of the utterances trained on, by their frames, over
         local steps.
       num_steps: Local steps taken.
-      num_clients, num_non_finite: Clients, and those whose delta is not finite.
+      num_clients, num_non_finite: Clients, and those with a non-finite delta.
       delta_norm_sum: Sum of the clients' finite delta norms, weighed.
       first_loss_sum, last_loss_sum: Sums of each client's mean loss over its
         first batch with utterances, under the broadcast weights, and over its
@@ -170,11 +170,14 @@ def build(
         broadcast['weights'],
         broadcast['seed'],
         pipeline.with_lengths(examples),
+        # None if all rounds are augmented: the broadcast then has no such
+        # field.
         broadcast.get('is_augmented'),
     )
 
   @tff.federated_computation
   def init_fn():
+    # One string, so that the type does not depend on how many are frozen.
     return tff.federated_value('\n'.join(frozen) if frozen else (), tff.SERVER)
 
   @tff.federated_computation(
@@ -188,6 +191,7 @@ def build(
         client_computation, (broadcast, examples)
     )
     # Aggregation of measurements.
+    # Sums: means over clients and over utterances both follow from them.
     summed = tff.federated_sum(measurements)
     return tff.templates.MeasuredProcessOutput(state, result, summed)
 
@@ -285,6 +289,7 @@ def _build_step(
 
   if not local.jit_compile:
     return take_step
+  # Only the step: XLA cannot compile the reading of records.
   return tf.function(take_step, autograph=False, jit_compile=True)
 
 
@@ -309,11 +314,14 @@ def _add_batch(
 ) -> _Totals:
   """Adds a step's batch to the totals."""
   weights = batch['example_weights']
+  # A batch may consist of placeholders alone. It has no mean loss then, and the
+  # last one stays.
   trained = tf.reduce_sum(weights)
   last_loss = tf.where(
       trained > 0, loss_sum / tf.maximum(trained, 1.0), totals['last_loss']
   )
   is_first = tf.equal(totals['num_utterances'], 0.0)
+  # Exact in float32 below 2^24 frames, which is 46 hours of audio.
   frames = tf.cast(batch['feature_lengths'], tf.float32)
   return collections.OrderedDict(
       first_loss=tf.where(is_first, last_loss, totals['first_loss']),
@@ -390,6 +398,8 @@ def client_number(client_id: tf.Tensor) -> tf.Tensor:
   Two of 10,000 clients have the same one with a probability below 1e-11. No id,
   as of a client without data, has -1.
   """
+  # The fast hash is the same on all platforms and in all versions; Python's is
+  # not.
   number = tf.strings.to_hash_bucket_fast(client_id, 2**63 - 1)
   return tf.where(tf.equal(client_id, ''), tf.constant(-1, tf.int64), number)
 
@@ -432,6 +442,7 @@ def step(
       num_utterances=tf.reduce_sum(batch['example_weights']),
       frozen=frozen,
   )
+  # Not used then; `update` takes the same arguments in both cases.
   if proximal_weight == 0:
     anchor = weights
 
@@ -479,6 +490,7 @@ def loss_gradients(
   """
   live = weights_lib.without(frozen, weights)
   with tf.GradientTape() as tape:
+    # Weights are tensors, which a tape does not watch by itself.
     tape.watch(live)
     losses = model.loss(
         weights_lib.updated(weights, live),
@@ -496,7 +508,7 @@ def loss_gradients(
 
 
 def without_texts(batch: pipeline_lib.Batch) -> pipeline_lib.Batch:
-  """The batch without its strings, which XLA does not know."""
+  """The batch without its strings, which XLA does not support."""
   return pipeline_lib.Batch(
       (name, value)
       for name, value in batch.items()

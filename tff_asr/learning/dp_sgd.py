@@ -97,6 +97,7 @@ class DpSgd:
     check_gradients(gradients, is_private=build_query is not None)
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
+    # Gradients by batch are not compiled, so they need no buckets.
     buckets_lib.check_jit(jit_compile and gradients == 'by_example', buckets)
     if not devices:
       raise ValueError('devices must name at least one device, found none.')
@@ -110,6 +111,7 @@ class DpSgd:
     self._optimizer = optimizer
     self._live_specs = weights_lib.tensor_specs(live)
     self._seed = weights_lib.seed_pair(seed)
+    # Sorted, because the names are part of the state and of its identity.
     self._frozen = tuple(sorted(frozen))
     self._query = None
     if build_query is not None:
@@ -132,6 +134,7 @@ class DpSgd:
         devices,
     )
     self._batch_size = batch_size
+    # Traced once: the noise and the optimizer run in one graph for all steps.
     self._update = tf.function(self._update_graph, autograph=False)
     self._event = tf.function(self._event_graph, autograph=False)
 
@@ -175,6 +178,7 @@ class DpSgd:
       `num_examples`; without a query also `layer_squares`, by layer the squared
       norm of the mean gradient.
     """
+    # From the step's number alone, so that a resumed run draws the same masks.
     seed = tf.random.fold_in(
         tf.constant(state.distributor.seed), state.distributor.round_num
     )
@@ -466,6 +470,8 @@ def _build_gradient(
     masked, seeds = examples
     with tf.GradientTape() as tape:
       tape.watch(trained)
+      # The sum, not the mean: of one example they are equal, and by batch the
+      # divisor is the batch size that all devices share.
       loss = tf.reduce_sum(
           model.masked_loss({**weights, **trained}, masked, seeds[0])
       )

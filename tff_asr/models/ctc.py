@@ -186,7 +186,7 @@ def loss(
 
 
 def _all_blank_loss(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
-  """The loss of empty labels, whose one alignment is a blank in each frame."""
+  """The loss of empty labels: their only alignment is all blanks."""
   blank_scores = tf.nn.log_softmax(logits)[:, :, -1]
   valid = tf.sequence_mask(logit_lengths, tf.shape(logits)[1])
   return -tf.reduce_sum(tf.where(valid, blank_scores, 0.0), axis=1)
@@ -241,6 +241,7 @@ def _lattice(
     log_epsilon: float,
 ) -> _Lattice:
   """The lattice of labels int32 [B, U]; see `_forward_backward`."""
+  # Interleaves blanks and labels: blank, label, blank, label, ...
   tokens = tf.stack([tf.fill(tf.shape(labels), blank), labels], axis=2)
   tokens = tf.pad(
       tf.reshape(tokens, [tf.shape(labels)[0], -1]),
@@ -294,12 +295,16 @@ def _run_lattice(
   def advance(frame, paths, history):
     nearest = shift(paths)
     next_label = shift(nearest) + lattice.skips
+    # Log-sum-exp. The maximum is finite even where no path exists
+    # (`_LOG_ZERO`), so no difference is NaN.
     most = tf.maximum(tf.maximum(paths, nearest), next_label)
     total = tf.add_n(
         [tf.exp(each - most) for each in (paths, nearest, next_label)]
     )
     advanced = most + tf.math.log(total) + scores[frame]
     is_valid = in_length[frame][:, tf.newaxis]
+    # Padding keeps the scores, so the last frame has those of the last valid
+    # one.
     paths = tf.where(is_valid, advanced, paths)
     return frame + 1, paths, history.write(frame, paths)
 
@@ -312,6 +317,7 @@ def _run_lattice(
           start,
           tf.TensorArray(tf.float32, size, element_shape=start.shape),
       ),
+      # Each frame needs the one before.
       parallel_iterations=1,
   )
   return paths, history.stack()
@@ -370,6 +376,7 @@ def _forward_backward(
   is_possible = all_paths > _LOG_ZERO / 2
   rest = best[:, :, 0] - tf.reduce_logsumexp(by_frame, axis=2)
   rest = tf.reduce_sum(tf.where(in_length, rest, 0.0), axis=0)
+  # Infinite, as TensorFlow's op says of labels that do not fit.
   losses = tf.where(is_possible, -(all_paths + rest), math.inf)
 
   # The share of each state in the paths through a frame. Both passes include
@@ -382,6 +389,8 @@ def _forward_backward(
   coarse = tf.cast(tf.cast(shares, tf.bfloat16), tf.float32)
   spent = tf.matmul(coarse, one_hot) + tf.matmul(shares - coarse, one_hot)
   is_counted = tf.transpose(in_length) & is_possible[:, tf.newaxis]
+  # By the logits: softmax, less the share of paths through each output (Graves
+  # et al. 2006, equation 16).
   gradients = tf.nn.softmax(logits) - spent
   return losses, tf.where(is_counted[:, :, tf.newaxis], gradients, 0.0)
 
@@ -416,6 +425,7 @@ def greedy_tokens(
   # The blank is the last output.
   blank = logits.shape[-1] - 1
   best = tf.argmax(logits, axis=-1, output_type=tf.int32)
+  # -1 differs from every token, so the first frame always begins one.
   previous = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
   valid = tf.sequence_mask(logit_lengths, tf.shape(best)[1])
   is_new = tf.not_equal(best, previous) & tf.not_equal(best, blank)
