@@ -142,6 +142,7 @@ class _DpMean(aggregation.AccountedFactory):
           cohort_size=self._cohort_size,
           stats=total.stats,
       )
+      # Layer by layer: squares of all layers at once would take much memory.
       squares = sequential.sequential_map(
           grid_clipper.squared_norm,
           tf.nest.flatten(query.updates_of(total.record)),
@@ -235,6 +236,7 @@ class _DistributedMean(aggregation.AccountedFactory):
           'A client without data has no number, and its noise would be that of '
           'the next one: leave it out of the client data.',
       )
+      # The graph runs only ops that the result depends on.
       with tf.control_dependencies([check]):
         number = tf.identity(number)
       return query.encode(params, value, client=number)
@@ -344,7 +346,7 @@ def _measurements(
   """Measurements of a round that starts from a state."""
   metrics = query.derive_metrics(query_state)
   found = collections.OrderedDict(dp_query_metrics=metrics)
-  # Noise that is correlated over rounds has no norm of its own.
+  # For correlated noise, only the stddev of fresh draws is in the metrics.
   if 'noise_stddev_on_sum' in metrics:
     found['noise_norm'] = metrics['noise_stddev_on_sum'] * (
         math.sqrt(query.num_noised) / cohort_size

@@ -45,6 +45,7 @@ ACCOUNTANTS = ('rdp', 'pld')
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+# The relation under which the event of each kind of sampling holds.
 _OWN_RELATIONS = {
     'poisson': _ADD_OR_REMOVE_ONE,
     'fixed_size': _REPLACE_ONE,
@@ -52,11 +53,13 @@ _OWN_RELATIONS = {
     'min_sep': _REPLACE_SPECIAL,
     'cyclic': _REPLACE_SPECIAL,
 }
+# Relations that events imply; a Gaussian alone fits all of them.
 _RELATIONS = {
     dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
     dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
 }
 
+# dp_accounting's default orders.
 ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
 # Below this noise the accountants divide by zero or lose all digits, and some
 # report 0. Epsilon is above 1e15, so it is reported as infinite.
@@ -79,8 +82,8 @@ class Sampling:
 
   cohort_size is the number of clients a round, or the expected number under
   Poisson sampling. population is the number of all private clients; it is
-  public. min_sep is b of min_sep and cyclic cohorts, and None of
-  others: nobody takes part twice within b rounds.
+  public. min_sep is b for min_sep and cyclic cohorts, in which no client takes
+  part twice within b rounds; None for others.
   """
 
   kind: str
@@ -120,6 +123,7 @@ class Sampling:
   @property
   def sampling_prob(self) -> float:
     """A client's probability in a round; in its turn if they are cyclic."""
+    # A cyclic client can be drawn in one round of min_sep only.
     turns = self.min_sep if self.kind == 'cyclic' else 1
     return turns * self.cohort_size / self.population
 
@@ -132,13 +136,12 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SecureSum:
-  """A round's sum that clients noised, and that nobody sees the parts of.
+  """A secure sum of updates to which the clients added the noise.
 
   Attributes:
     bits: Bits of an element of the sum.
     num_clients: Number of clients of each round.
-    min_clients: Clients whose noise the guarantee takes; the others may drop
-      out.
+    min_clients: Clients whose noise the guarantee needs; others may drop out.
   """
 
   bits: int
@@ -217,6 +220,7 @@ class RoundGroup:
     )
     checks.non_negative_int(count=self.count)
     checks.in_range(0, _MAX_ROUNDS, **{'count of rounds': self.count})
+    # Without noise there is no guarantee, so any cohorts will do.
     if self.noise_multiplier:
       check_noise(self.sampling, self.strategy, self.secure_sum)
 
@@ -225,6 +229,7 @@ class RoundGroup:
     """s of a mechanism's rounds, in clips; of cyclic cohorts |c|."""
     separation = self.sampling.min_sep
     if self.strategy is None:
+      # A client takes part in at most ceil(count / separation) rounds.
       return math.sqrt(-(-self.count // separation))
     if self.sampling.kind == 'cyclic':
       separation = max(1, self.count)  # One participation.
@@ -253,6 +258,7 @@ def neighbouring(
     ValueError: The rounds have no relation in common.
   """
   kinds = {group.sampling.kind for group in rounds if group.count}
+  # Full participation fits two relations: the other kinds decide.
   others = kinds - {'full'} or kinds
   relations = {_OWN_RELATIONS[kind] for kind in others}
   if len(relations) > 1 or (
@@ -339,6 +345,7 @@ def epsilon(
       argument is out of range.
   """
   checks.one_of(ACCOUNTANTS, accountant=accountant)
+  # RDP first: it checks delta, and PLD may not end if it is infinite.
   rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
   if accountant == 'rdp' or math.isinf(rdp_epsilon):
     return rdp_epsilon
@@ -351,7 +358,7 @@ def epsilon(
 def epsilon_by_pld(
     event: dp_accounting.DpEvent, *, delta: float
 ) -> tuple[Optional[float], str]:
-  """Returns epsilon by PLD and '', or None and why there is none.
+  """Returns epsilon by PLD and '', or None and the obstacle.
 
   Args as those of `epsilon`; see `pld_obstacle`.
   """
@@ -368,7 +375,7 @@ def epsilon_by_pld(
           error=error,
           delta=delta,
       )
-  except ValueError as failure:  # Of its own checks: rounding, at a tiny q.
+  except ValueError as failure:  # Its check of rounding fails at a tiny q.
     return None, f'dp_accounting fails ({failure})'
   return by_pld, ''
 
@@ -418,15 +425,17 @@ def _charge_sampler(
     return epsilon
   # As a logarithm: it may be beyond a float.
   tail = lambda: epsilon + math.log(error) - 213 * math.log(2)
+  # Twice the tail must fit into half of delta.
   if tail() > math.log(delta) - math.log(4):
     return math.inf
   left_out = 2 * math.exp(tail())
   epsilon = find(delta - left_out) + error
+  # The new epsilon has a larger tail: twice the old one must cover it.
   return epsilon if tail() <= math.log(max(left_out, 1e-300)) else math.inf
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
-  """Returns why PLD accounting would fail or not end; empty if it works.
+  """Returns why PLD accounting would fail or not end, or ''.
 
   It works for Poisson and full sampling with an RDP epsilon of at most 100,
   noise multipliers of at least 0.1 and a delta of at least 1e-9.
@@ -441,6 +450,7 @@ def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
     return f'it takes Poisson sampling and full participation, found {found}'
   if error and math.isinf(rdp_epsilon):
     return 'RDP gives none either: above about 150 the ends of the noise count'
+  # Not `>`, which lets NaN pass.
   if not rdp_epsilon <= _PLD_MAX_RDP_EPSILON:
     return (
         f'RDP gives epsilon {rdp_epsilon:.4g}, and above '
@@ -481,6 +491,7 @@ def _round_event(
   """The event of one round under the relation of all rounds."""
   if noise_multiplier < MIN_NOISE_MULTIPLIER:
     return dp_accounting.NonPrivateDpEvent()
+  # Replacing one client moves the sum by up to two clips.
   sensitivity = 2.0 if relation is _REPLACE_ONE else 1.0  # in clips
   gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
   if sampling.kind == 'full':
@@ -502,6 +513,7 @@ def _mechanism_event(group: RoundGroup) -> dp_accounting.DpEvent:
   sampling = group.sampling
   if sampling.kind != 'cyclic':
     return event
+  # One event for each of a client's turns, ceil(count / min_sep) of them.
   return dp_accounting.SelfComposedDpEvent(
       dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, event),
       -(-group.count // sampling.min_sep),
@@ -545,6 +557,7 @@ def _rdp_of(
   for part, count in _leaves(event):
     if not count:
       continue
+    # The accountant would divide by zero.
     if _noise_of(part) < MIN_NOISE_MULTIPLIER:
       return np.full(len(orders), np.inf)
     if isinstance(
@@ -558,6 +571,7 @@ def _rdp_of(
   return total
 
 
+# Cached: a run computes epsilon after each round.
 @functools.lru_cache(maxsize=4096)
 def _sampled_rdp(
     event: dp_accounting.DpEvent,
@@ -567,9 +581,11 @@ def _sampled_rdp(
   """Renyi divergence of one sampled Gaussian, at most that of the whole."""
   with np.errstate(all='ignore'):
     values = rdp.RdpAccountant(list(orders), relation).compose(event).rdp
+  # An upper bound: the Gaussian without amplification by sampling.
   whole = np.array(orders) / (2 * event.event.noise_multiplier**2)
   # NaN and values of 0 or less come from cancelled digits.
   values = np.where(values > 0, np.minimum(values, whole), whole)
+  # The cache returns this very array again.
   values.flags.writeable = False
   return values
 

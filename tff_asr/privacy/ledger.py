@@ -160,6 +160,7 @@ def round_identity(
     state_digest: Digest of the server state that clients and noise depend on.
   """
   checks.non_negative_int(noise_counter=noise_counter, round_num=round_num)
+  # As JSON, whose delimiters keep the parts apart.
   parts = [
       keys.to_bytes(noise_key).hex(), noise_counter,
       keys.to_bytes(sampler_key).hex(), round_num, configuration, state_digest,
@@ -189,8 +190,10 @@ class Charges:
     """Adds one round of this cost; `round_num` as in `Round`."""
     if cost.sampling.min_sep is None:
       self._counts[cost] += 1
+      # The last mechanism's rounds no longer follow each other.
       self._is_open = False
       return
+    # The mechanism has rounds 0 to round_num - 1, so this is its next one.
     if self._is_open and self._mechanisms[-1] == (cost, round_num):
       self._mechanisms.pop()
     self._mechanisms.append((cost, round_num + 1))
@@ -294,6 +297,7 @@ class Ledger:
         fields, for example because the data changed.
     """
     entries = self._chain.entries
+    # Only rounds ahead of the saved state can be run again.
     for index in range(self._count, len(entries)):
       before = entries[index].content
       if isinstance(before, str) or before.identity != charged.identity:
@@ -339,6 +343,7 @@ class Ledger:
     """Appends an entry of the run's own unit to the file and the chain."""
     entry = _Entry(self._chain.privacy_unit, content)
     line = self._chain.line_of(entry)
+    # File first: what is charged in memory must be on disk.
     _append(self._descriptor, line)
     self._chain.add(line, entry)
 
@@ -360,12 +365,14 @@ class Ledger:
     It is the file's inode, which stays the same when the folder is renamed. A
     backup that overwrites the file in place has it, too.
     """
+    # Fits int64, as which the saved state holds it.
     return os.fstat(self._descriptor).st_ino & (2**63 - 1)
 
   def close(self) -> None:
     """Closes the file and releases its lock."""
     if self._descriptor >= 0:
       os.close(self._descriptor)
+      # The system may give the old number to another file.
       self._descriptor = -1
 
   def __enter__(self) -> 'Ledger':
@@ -387,7 +394,7 @@ def create(
     invalidations: Sequence[str] = (),
     parent: Optional[Parent] = None,
 ) -> Ledger:
-  """Starts the ledger of a new run; replaces one without rounds of its own.
+  """Starts the ledger of a new run; replaces one that charged no rounds.
 
   The ledger inherits the parent's lines of all units, and its invalidations.
 
@@ -404,10 +411,13 @@ def create(
   before = None if parent is None else _read(*parent)
   if privacy_unit is None:
     privacy_unit = 'speaker' if before is None else before.privacy_unit
+  # Lock before reading: another run must not append in between.
   descriptor = _open_locked(path, os.O_CREAT)
   try:
+    # The file is empty if it is new or a crash came before the header.
     if os.path.getsize(path):
       old = _read(path)
+      # Inherited entries are copies; only the run's own rounds would be lost.
       charged = sum(
           isinstance(entry.content, Round)
           for entry in old.entries[old.header['inherited'] :]
@@ -422,6 +432,7 @@ def create(
     )
     # In one step: a header without all inherited entries would be refused.
     files.write(path, b''.join(map(_encode_line, lines)))
+    # The lock is on the file that was just replaced: lock the new one.
     replaced, descriptor = descriptor, _open_locked(path)
     os.close(replaced)
   except BaseException:
@@ -635,6 +646,7 @@ def _inherit(
       ] if parent else [],
   }, previous=''))
   lines = [chain.header]
+  # Written again, since every hash depends on this run's header.
   for entry in parent.entries if parent else ():
     lines.append(chain.line_of(entry))
     chain.add(lines[-1], entry)
@@ -669,6 +681,7 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
       if line != chain.line_of(entry):
         raise ValueError(f'entry {index} has other fields than expected')
       chain.add(line, entry)
+  # In a file that was edited, any value may have any type.
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'
@@ -686,6 +699,7 @@ def _check_head(path: str, chain: _Chain, head: Head) -> None:
         f'The privacy ledger {path} was shortened: it has {found} entries, '
         f'the saved state knows {head.count}. Put the whole file back.'
     )
+  # A negative count would index hashes from the end.
   if head.count < 0 or chain.head(head.count) != head:
     raise LedgerError(
         f'The privacy ledger {path} is not the one of the saved state: '
@@ -698,10 +712,12 @@ def _event_fields(charged: Round) -> dict[str, object]:
   """The part of a round's line that determines its cost."""
   fields = {
       'sampling': charged.sampling.fields,
+      # Plain numbers: json does not encode NumPy's float32.
       'noise_multipliers': [float(z) for z in charged.noise_multipliers],
       'sampler_epsilon': float(charged.sampler_epsilon),
   }
   if charged.strategy is not None:
+    # Lists, as JSON gives back: `_read` compares lines for equality.
     fields['strategy'] = {
         'output_scale': list(charged.strategy.output_scale),
         'buf_decay': list(charged.strategy.buf_decay),
@@ -746,8 +762,11 @@ def _read_lines(path: str) -> list[_Line]:
           isinstance(line, dict)
           and line['previous'] == previous
           and line['hash'] == _hash_line(line)
+          # The hash covers the parsed line. So that no byte of the file can
+          # change, the text must be the canonical one as well.
           and raw + b'\n' == _encode_line(line)
       )
+    # json raises RecursionError if brackets are nested deeply.
     except (ValueError, KeyError, RecursionError):
       is_next = False
     if not is_next:
@@ -784,10 +803,13 @@ def _append(descriptor: int, line: _Line) -> None:
   size = os.fstat(descriptor).st_size
   data = _encode_line(line)
   try:
+    # os.write may write less than it was given.
     while data:
       data = data[os.write(descriptor, data) :]
+    # The model may be released as soon as this function returns.
     os.fsync(descriptor)
   except OSError:
+    # Otherwise the next line would continue an incomplete one.
     os.ftruncate(descriptor, size)
     raise
 
@@ -806,5 +828,6 @@ def _hash_line(line: _Line) -> str:
 
 def _encode_line(line: _Line) -> bytes:
   """A line's canonical JSON."""
+  # NaN is not JSON, and a line with NaN would differ from itself.
   text = json.dumps(line, sort_keys=True, allow_nan=False)
   return text.encode() + b'\n'

@@ -42,7 +42,9 @@ from tff_asr.privacy import host_op
 from tff_asr.privacy import numpy_ops
 from tff_asr.privacy import tensorflow_ops
 
+# At this standard deviation, 3 % of pairs need the exact path.
 MAX_STDDEV = 2.0**36
+# ChaCha20 counts blocks in 32 bits.
 _MAX_ELEMENTS = 2**32
 # Random streams of a tensor: radii, angles, further bits of both.
 _RADIUS, _ANGLE, _FURTHER = range(3)
@@ -52,13 +54,15 @@ _STREAMS_PER_TENSOR = 4
 _MAX_ERROR = 2.0**-43
 _MAX_EXACT_ERROR = 2.0**-93
 _LEAST_WORD = 2**44
+# Pairs that the fast path takes at once: arrays of 64 KiB.
 _BLOCK = 8192
-# Elements whose noise the host draws at once: 64 MiB.
+# Elements that the host draws at once: 64 MiB.
 _GROUP = 2**23
 _NUM_FURTHER_OF_RADIUS = 6
 
 _Array = np.ndarray | tf.Tensor
 _Pair = tuple[_Array, _Array]  # float64; see `_add`.
+# Pairs of float64 have 32 digits; the rest absorbs rounding errors.
 _CONTEXT = decimal.Context(prec=60)
 _D = decimal.Decimal
 _PI = _D('3.14159265358979323846264338327950288419716939937510582097494459')
@@ -118,6 +122,7 @@ def gaussian(
   def in_turn() -> Iterator[tf.Tensor]:
     count, last = 0, []
     for group in _groups(sizes, most=most):
+      # One group after the other, or TensorFlow would hold them all at once.
       with tf.control_dependencies([*last, check]):
         arguments = (
             key, release, zero + count, stddev, *(zero + n for n in group)
@@ -202,8 +207,10 @@ def _draw(
   """
   release = int(release) % 2**64
   stddev = np.float64(stddev)
+  # Cores that this process may use, not all of the machine.
   num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
   halves = [-(-int(size) // 2) for size in sizes]
+  # A stretch a thread, in whole steps of the fast path.
   share = _BLOCK * max(1, -(-sum(halves) // (_BLOCK * num_threads)))
   drawn = [_aligned(2 * half) for half in halves]
   stretches = [
@@ -214,6 +221,7 @@ def _draw(
       for start in range(0, half, share)
   ]
   fill = functools.partial(_fill, key=key, release=release, stddev=stddev)
+  # Threads would take longer than the draw.
   if len(stretches) == 1:
     found = [fill(*stretches)]
   else:
@@ -257,6 +265,7 @@ def _fill(
       )
       for kind in (_RADIUS, _ANGLE)
   )
+  # The keystream is what the cipher makes of zeros.
   zeros = np.zeros(8 * min(_BLOCK, stretch.stop - stretch.start), np.uint8)
   first, second = stretch.points
   found = []
@@ -362,12 +371,15 @@ def _fast_path(
     Two int64 [n], and bool [n]: true where further bits, or more digits, could
     change them.
   """
+  # u / 2^64 = 2^scale ratio, with ratio in [sqrt(1/2), sqrt(2)): float64's
+  # exponent and mantissa give both without a logarithm.
   bits = ops.bitcast(ops.cast(u, ops.FLOAT64), ops.INT64)
   bits = bits - (_ROOT_HALF + (64 << _EXPONENT))
   scale = ops.cast(ops.right_shift(bits, _EXPONENT), ops.FLOAT64)
   bits &= _MANTISSA
   bits += _ROOT_HALF
   ratio = ops.bitcast(bits, ops.FLOAT64)
+  # -2 ln(ratio) is an odd function of (ratio - 1) / (ratio + 1).
   below = ratio - 1.0
   ratio += 1.0
   below /= ratio
@@ -377,6 +389,7 @@ def _fast_path(
   square += scale
   radius = ops.sqrt(square)
   radius *= stddev
+  # In half turns, [-1, 1): cosine and sine are even and odd in it.
   angle = ops.cast(ops.bitcast(v, ops.INT64), ops.FLOAT64)
   angle *= 2.0**-63
   angle_square = angle * angle
@@ -386,12 +399,15 @@ def _fast_path(
   first *= radius
   second *= radius
   limit = 0.5 - _MAX_ERROR * stddev
+  # Small for u near 0 and, by the complement, near 2^64; there the error bound
+  # does not hold.
   signed = ops.bitcast(u, ops.INT64)
   needs_refinement = (signed ^ ops.right_shift(signed, 63)) < _LEAST_WORD
   points = []
   for value in (first, second):
     nearest = ops.rint(value)
     value -= nearest
+    # Nearer to the border between two integers than the error.
     needs_refinement = needs_refinement | (abs(value) > limit)
     points.append(ops.cast(nearest, ops.INT64))
   return *points, needs_refinement
@@ -430,6 +446,7 @@ def _fraction(words: Sequence[_Array], ops: types.ModuleType) -> _Pair:
   halves = []
   for place, word in enumerate(words):
     for shift in (32, 0):
+      # float64 holds 32 bits exactly, 64 it does not.
       half = ops.right_shift(word, shift) & 0xFFFFFFFF
       value = ops.cast(half, ops.FLOAT64)
       halves.append(value[None] * 2.0 ** (-64 * place - 64 + shift))
@@ -446,6 +463,7 @@ def _radius(words: Sequence[_Array], ops: types.ModuleType) -> _Pair:
   # Near 1, what counts is 1 - U: the complement of the bits.
   top = ops.bitcast(words[0], ops.INT64)
   is_near_one = ops.equal(ops.right_shift(top, 62), -1)
+  # Ones or zeros, in the shape and type of `top`.
   mask = ops.bitcast(ops.where(is_near_one, top ^ ~top, top ^ top), ops.UINT64)
   hi, lo = _fraction([word ^ mask for word in words], ops)
   # U = 2^exponent ratio, with ratio in [sqrt(1/2), sqrt(2)).
@@ -456,6 +474,7 @@ def _radius(words: Sequence[_Array], ops: types.ModuleType) -> _Pair:
   )
   minus_one = _add((hi * power, lo * power), (-1.0, 0.0))
   plus_one = _add((hi * power, lo * power), (1.0, 0.0))
+  # For U = 1 - x: (U - 1) / (U + 1) = -x / (2 - x).
   two_minus = _add((-hi, -lo), (2.0, 0.0))
   below = _divide(
       tuple(ops.where(is_near_one, *x) for x in zip((-hi, -lo), minus_one)),
@@ -614,6 +633,7 @@ def _stream(tensor: _Array, kind: int) -> _Array:
         tf.TensorSpec([], tf.float64),
         tf.TensorSpec([], tf.int64),
     ],
+    # Without this attribute each tensor would get a copy of the kernel.
     experimental_attributes={'_noinline': True},
     autograph=False,
 )
@@ -628,6 +648,7 @@ def _draw_in_graph(
   ops = tensorflow_ops
   key = tf.bitcast(key, tf.uint32)
   half = (size + 1) // 2
+  # Low word first, as in `_draw`.
   release = tf.bitcast(release, tf.uint32)
 
   def nonce(kind: int) -> list[tf.Tensor]:
@@ -669,6 +690,7 @@ def _draw_in_graph(
 
 def _aligned(size: int) -> np.ndarray:
   """An int64 array [size] that TensorFlow takes over without a copy."""
+  # int64s in 64 bytes, to which TensorFlow aligns its tensors.
   words_per_line = 8
   room = np.empty(size + words_per_line, np.int64)
   start = -room.ctypes.data // 8 % words_per_line

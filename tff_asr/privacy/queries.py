@@ -237,9 +237,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       clipping: How C is divided over layers; by default one norm over all.
       noise: How the noise of rounds depends on each other.
-      noised_layers: Regular expressions; only tensors in whose name one of them
-        is found get noise, to see which layers suffer from it: NOT PRIVATE.
-        None: all do.
+      noised_layers: Regular expressions; only tensors with a matching name get
+        noise, to see which layers suffer from it: NOT PRIVATE. None: all do.
       noise_kernel: What draws noise; see `noise.gaussian`. All have the same
         bits.
 
@@ -323,6 +322,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return MechanismState(
         l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
         noise_multiplier=tf.constant(self._noise_multiplier, tf.float32),
+        # Not set: a key in the initial state would be part of a graph.
         noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
         counter=tf.constant(0, tf.int64),
         **self._noise.initial_state(self._sum_specs),
@@ -384,6 +384,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       noise, buffers = self._noise.next(fresh, buffers, global_state)
       if self._noised is None or place in self._noised:
         total += noise  # This is where noise is added.
+      # float64 rounds beyond 2^53. The noise is already in the total, so this
+      # is post-processing.
       return grid_step * tf.cast(total, tf.float64), buffers
 
     # Layer by layer: the noise of all layers at once would take the memory of
@@ -399,6 +401,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   def _stddev_in_steps(self, global_state: MechanismState) -> tf.Tensor:
     """Standard deviation of the noise in grid steps, float64 []."""
+    # In float64: a product rounded down would be less noise than charged.
     stddev = tf.cast(global_state.noise_multiplier, tf.float64) * tf.cast(
         global_state.l2_norm_clip, tf.float64
     )
@@ -487,7 +490,7 @@ def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
 def _matching_tensors(
     patterns: Sequence[str], record_specs: clipping_lib.Nest
 ) -> frozenset[int]:
-  """Indices of the tensors in whose names one of the patterns is found."""
+  """Indices of the tensors with names that match one of the patterns."""
   if isinstance(patterns, str) or not patterns:
     raise ValueError(
         'noised_layers must be a list of regular expressions that is not '

@@ -119,6 +119,7 @@ class PrivacySettings:
       sampling: Sampling of the run's rounds.
       charged: What the ledger charges already.
     """
+    # A group of no rounds: only its population matters here.
     own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
     return privacy_report.delta_or_default(self.delta, [own, *charged])
 
@@ -178,6 +179,7 @@ class PrivateRoundRunner:
     self._sampling = sampling
     self._configuration = configuration
     self._settings = settings
+    # Fixed at the start: all later rounds have this sampling's population.
     self._delta = settings.delta_of(sampling, ledger.contents.rounds)
     # The last weights and their digest, which the next round needs again.
     self._digested = (None, '')
@@ -204,6 +206,7 @@ class PrivateRoundRunner:
 
   def claims_epsilon(self, state: process_lib.State) -> bool:
     """Whether a finite epsilon holds for the next round and those before."""
+    # The round's number does not matter: only noise multipliers are read.
     charged = self._ledger.charges.after([0], _cost(state, self._sampling))
     return not self._ledger.contents.invalidations and all(
         group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
@@ -244,6 +247,8 @@ class PrivateRoundRunner:
           'be charged once.'
       )
     identity = self._identity(state, cohort_state)
+    # The key depends on the identity: a repeated round has the same noise, and
+    # any other round has noise that is independent of it.
     keyed = fed_avg.set_noise_key(
         state, keys.derive(self.noise.key, purpose=identity)
     )
@@ -263,12 +268,14 @@ class PrivateRoundRunner:
     ))
     # Only now: a round that is not charged is repeated under the same key.
     self.noise = self.noise._replace(key=_next_key(self.noise.key))
+    # The state is saved with the model; the key is kept apart.
     keyless = with_query_state(
         output.state, noise_key=np.zeros_like(self.noise.key)
     )
     return RoundResult(
         output._replace(state=keyless),
         cohort,
+        # One-way, so that a key on disk reveals no earlier cohort.
         next_cohort_state._replace(key=_next_key(next_cohort_state.key)),
     )
 
@@ -287,6 +294,7 @@ class PrivateRoundRunner:
     Raises:
       BudgetError: The additional charge would exceed the target epsilon.
     """
+    # The old key has already drawn the noise of another sum.
     self._renew_key()
     # Another cohort: amplification by sampling holds for one sum a draw.
     cohort_state = cohort_state._replace(
@@ -324,6 +332,7 @@ class PrivateRoundRunner:
 
   def _renew_key(self) -> None:
     """Draws a new noise key, or derives one if a seed fixes the key."""
+    # A seeded run stays reproducible; it is NOT PRIVATE anyway.
     key = (
         keys.derive(self.noise.key, purpose='renewed')
         if self._settings.noise_seed is not None
@@ -335,6 +344,7 @@ class PrivateRoundRunner:
       self, state: process_lib.State, cohort_state: cohorts.CohortState
   ) -> str:
     """Digest of everything that decides a round's noisy sum."""
+    # Without the finalizer, which acts on the sum after its release.
     rest = (state.distributor, state.client_work, state.aggregator)
     return ledger_lib.round_identity(
         noise_key=np.asarray(self.noise.key),
@@ -354,6 +364,7 @@ class PrivateRoundRunner:
     keyless = with_query_state(
         state, noise_key=np.zeros_like(self.noise.key), buffers=()
     )
+    # Of the metrics, the finalizer's are computed from the noised sum.
     metrics = output.metrics
     if isinstance(metrics, Mapping):
       metrics = metrics.get('finalizer', ())
@@ -384,6 +395,7 @@ def keep_noise(
     after: Its state after the round.
   """
   noise = query_state(after)
+  # Independent noise has no later rounds that cancel it.
   if not noise.is_correlated:
     return state
   return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
@@ -428,10 +440,13 @@ def digest(values: Any) -> str:
   False
   """
   leaves = tree.flatten_with_path(values)
+  # Threads help: hashlib releases Python's lock while it hashes.
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     digests = list(pool.map(_leaf_digest, [value for _, value in leaves]))
   whole = hashlib.sha256()
   for (path, _), leaf_digest in zip(leaves, digests):
+    # Digests have one length and paths end in \0, so that no two nests are the
+    # same text.
     whole.update(repr(path).encode() + b'\0' + leaf_digest)
   return whole.hexdigest()
 
@@ -439,6 +454,7 @@ def digest(values: Any) -> str:
 def _leaf_digest(value: Any) -> bytes:
   """SHA-256 of a leaf."""
   if isinstance(value, (str, bytes)):
+    # repr keeps 'a' and b'a' apart.
     return hashlib.sha256(repr(value).encode()).digest()
   array = np.asarray(value.numpy() if hasattr(value, 'numpy') else value)
   if array.dtype.hasobject:  # strings of TensorFlow
@@ -446,6 +462,8 @@ def _leaf_digest(value: Any) -> bytes:
   # Otherwise arrays of the same bytes but other shapes would be the same.
   header = f'{array.dtype.str}{array.shape}'.encode()
   hashed = hashlib.sha256(header)
+  # Hashed in place, since tobytes copies. Scalars and empty arrays cannot be
+  # viewed as bytes.
   hashed.update(np.ascontiguousarray(array).view(np.uint8).data
                 if array.size and array.ndim else array.tobytes())
   return hashed.digest()
@@ -475,11 +493,13 @@ def check_first_round(
       inherited rounds, or one round exceeds the target.
   """
   rounds = inherited.after([0], _cost(state, sampling))
+  # Raises if the inherited rounds have another neighbouring relation.
   accounting.neighbouring(rounds)
   target = settings.target_epsilon
   if target is None:
     return
   found = _epsilon(rounds, settings.delta)
+  # Not `found > target`, which lets NaN pass.
   if not found <= target:
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
@@ -587,6 +607,8 @@ def _cost(
   strategy, secure_sum = None, None
   if isinstance(event, strategies.CorrelatedGaussianDpEvent):
     strategy = event.strategy
+    # Correlated noise is drawn in finer steps than the grid's, and the
+    # sampler's error depends on the steps of a draw.
     in_steps = correlated_noise.noise_resolution(event)
     # Counts of adaptive clips are noised elements, too.
     num_counts = np.size(query_state(state).layer_clips)

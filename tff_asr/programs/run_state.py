@@ -140,6 +140,7 @@ async def load(
     problem = 'is missing, as after the end of a run, or damaged'
   else:
     problem = f'belongs to state {secrets.number}'
+  # Of the saved state, so that a copied folder is still recognised.
   noise = new_secrets.noise._replace(file_identity=saved.noise.file_identity)
   return _joined(saved, new_secrets._replace(noise=noise)), number, problem
 
@@ -176,7 +177,10 @@ def renewed(
         process=private_rounds.without_noise(state.process),
         data_position=state.data_position._replace(round_num=np.int64(0)),
     )
+  # Split again: the secrets must name the head that the state was saved with.
   _, secrets = _split(state, number)
+  # On disk before a round uses them: after a crash, the repeated round must
+  # draw the same noise.
   folder.state_manager.write_secrets(secrets)
   return state
 

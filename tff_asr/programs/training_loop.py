@@ -223,6 +223,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
   def _check_init_from_run(self) -> None:
     """Raises ValueError for a run that starts from itself."""
     seed_run = self.init_from_run
+    # Compared after links are followed.
     if seed_run is not None and os.path.realpath(seed_run) == os.path.realpath(
         self.output_dir
     ):
@@ -375,6 +376,7 @@ def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   Raises:
     ledger.LedgerError: None does, or one is missing or was changed.
   """
+  # Without repeats: several inputs may come from one run.
   folders = dict.fromkeys(training.parent_runs.values())
   parents = [run_dir.ledger_of_model(folder) for folder in folders]
   return ledger_lib.superset_ledger(
@@ -473,6 +475,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   """
   settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
+    # Until the run is open, it is unknown whether it may show details.
     with faults.explained_shortage():
       opened, state, round_num = await _open(training, stack)
     stack.enter_context(
@@ -487,6 +490,8 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     is_last = opened.is_over(state, round_num)
     while not is_last and not training.is_converged(state.loop_state):
       result = await _run_round(opened, state, round_num=round_num + 1)
+      # A state that could not be written ends the run now, not at the next
+      # save.
       saver.check()
       loop_state, metrics = training.process_round(
           state.loop_state,
@@ -521,6 +526,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
       await asyncio.sleep(0)
 
     await saver.save(state, round_num)
+    # A state that is still being written would write secrets again.
     await saver.wait()
     # No rounds follow: from now on, no file may reveal noise that was drawn.
     opened.folder.state_manager.erase_secrets()
@@ -619,9 +625,11 @@ def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
         'low.'
     ) from None
   except client_round.ClientError as error:
+    # The caller explains shortages; see `faults.explained_shortage`.
     shortage = client_round.shortage(error.__cause__)
     if shows_exact or shortage is not None:
       raise
+    # Without the cause, which describes the client's failure.
     raise faults.too_many(round_num) from None
 
 
@@ -740,6 +748,7 @@ async def _open(
       process_state,
       training.init_data_position(),
       ledger_lib.Head(0, ''),
+      # The file of the ledger has an identity once it exists.
       private_rounds.NoiseState(key, np.int64(0)),
       training.init_loop_state(process_state.global_model_weights),
   )
@@ -748,6 +757,7 @@ async def _open(
   saved, round_num, problem = await run_state.load(folder, initial)
   if saved is None:
     state, ledger = _begin(training, folder, initial, public, stack)
+    # Version 0: a run that is killed in its first rounds must resume, too.
     await run_state.save(folder, state, 0)
   else:
     _check_same_process(training, saved.process, initial.process)
@@ -822,6 +832,7 @@ def _resume_ledger(
   ledger = stack.enter_context(
       ledger_lib.resume(folder.file(run_dir.LEDGER), head=saved.ledger)
   )
+  # A ledger's header cannot be changed, so reasons cannot be added.
   new = set(public.invalidations) - set(ledger.contents.invalidations)
   if new:
     raise ValueError(
@@ -912,6 +923,7 @@ def _finish(
       **own_results,
       **{name: metrics[name] for name in metrics if name.startswith('dev_')},
   }
+  # Durations depend on which clients took part.
   if opened.shows_exact:
     seconds = metrics.get(opened.seconds_name, {}).values()
     results['seconds'] = round(sum(seconds), 3)

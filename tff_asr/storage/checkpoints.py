@@ -67,6 +67,7 @@ class StateManager(tff.program.ProgramStateManager):
     self._secrets_path = secrets_path
     self._keep_last = keep_last
     self._keep_every = keep_every
+    # States are written in threads, one at a time.
     self._lock = threading.Lock()
     os.makedirs(self._root_dir, 0o700, exist_ok=True)
 
@@ -94,6 +95,7 @@ class StateManager(tff.program.ProgramStateManager):
       ValueError: If a leaf cannot be stored.
     """
     both = program_state, secrets
+    # Here, since only the event loop can wait for value references.
     leaves = await tff.program.materialize_value(tree.flatten(both))
     program_state, secrets = tree.unflatten_as(both, leaves)
     await asyncio.to_thread(self._write, program_state, version, secrets)
@@ -132,6 +134,7 @@ class StateManager(tff.program.ProgramStateManager):
       except tensor_file.DamagedFileError as error:
         path = self.path(version)
         logging.error('%s Trying the version before it.', error)
+        # Kept for the user, under a name that `saved` does not find.
         os.replace(path, path + '.damaged')
     damaged = [
         name
@@ -249,6 +252,7 @@ class Saver(Generic[State]):
         is raised by the next call.
     """
     await self.wait()
+    # The end of a run saves its last version, which may be on disk already.
     if version != self._saved:
       self._saved = version
       self._writing = asyncio.ensure_future(self._save(state, version))
@@ -283,10 +287,12 @@ class Saver(Generic[State]):
       await self.wait()
       return
     if self._writing is not None:
+      # Unlike `await`, this does not raise the error of the task.
       await asyncio.wait([self._writing])
       if self._writing.exception() is not None:
         return  # The run ends with its own error, or with this one.
       self._writing = None
+    # An interrupt reaches a coroutine as CancelledError.
     if self._newest is None or not issubclass(
         kind, (Exception, asyncio.CancelledError)
     ):
@@ -296,5 +302,6 @@ class Saver(Generic[State]):
       self._saved = version
       try:
         await self._save(state, version)
+      # The error that ended the run must not be replaced by this one.
       except OSError as problem:
         logging.warning('The last state could not be saved: %s', problem)
