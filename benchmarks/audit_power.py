@@ -226,7 +226,7 @@ def found(defect: str, setting: Setting, *, seed: int) -> list[str]:
   DEFECTS[defect](run)
   tests = residuals.run_tests(
       (
-          residuals.Layer(name, released - known, known)
+          residuals.LayerResiduals(name, released - known, known)
           for name, released, known in run.releases()
       ),
       covariance=np.eye(setting.num_rounds),

@@ -86,7 +86,7 @@ def main(_) -> None:
       for variant, values in seconds.items()
   }
   peaks = {variant: _peak_gib(variant) for variant in variants}
-  num_parameters = weights_lib.count(_model().specs)
+  num_parameters = weights_lib.num_parameters(_model().specs)
   report.write(
       f'{num_parameters / 1e6:.1f}M parameters, {_BATCH.value} utterances of '
       f'{_SEC.value:g} s a step',
@@ -134,7 +134,7 @@ def _model() -> best_rq.BestRqModel:
           num_heads=4,
           front_channels=16,
       ),
-      quantizer=quantizer.Quantizer(num_codes=_CODES.value),
+      quantizer=quantizer.RandomProjectionQuantizer(num_codes=_CODES.value),
   )
 
 

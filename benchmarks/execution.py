@@ -246,7 +246,7 @@ class _BareRound:
     @tf.function(autograph=False)
     def finish(total, query_state, optimizer_state, weights):
       noised, query_state, _ = query.get_noised_result(total, query_state)
-      mean = queries.mean(noised, num_clients)
+      mean = queries.divide_by_cohort_size(noised, num_clients)
       return query_state, *optimizer.next(optimizer_state, weights, mean)
 
     self._zeros = query.initial_sample_state(self._weights)

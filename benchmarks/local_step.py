@@ -123,7 +123,7 @@ def main(_) -> None:
       ]
       for name in ('step', *others)
   }
-  num_parameters = weights_lib.count(model.specs)
+  num_parameters = weights_lib.num_parameters(model.specs)
   report.write(
       f'{num_parameters / 1e6:.1f}M parameters, {_BATCH.value} utterances of '
       f'{_SEC.value:g} s, {work / 1e9:.0f} GFLOP a step; '
@@ -238,7 +238,7 @@ def _functions(
 
   def clipped(weights, batch):
     found, loss_sum = gradients(weights, batch)
-    return client_update.clip(found, max_norm=1.0), loss_sum
+    return client_update.clip_by_global_norm(found, max_norm=1.0), loss_sum
 
   step = workload_lib.build_step(model)
   specs = [weights_lib.tensor_specs(model.specs), pipeline_lib.batch_spec()]

@@ -72,7 +72,9 @@ def train(
   if program is pretraining.Pretraining:
     model = best_rq.build(
         encoder=model.encoder,
-        quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+        quantizer=quantizer.RandomProjectionQuantizer(
+            num_codes=16, num_stacked=3
+        ),
         start_prob=0.1,
     )
   if program is not federated.FederatedTraining:

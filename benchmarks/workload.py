@@ -175,7 +175,7 @@ class Workload:
 
   def num_parameters(self) -> int:
     """Number of weights of the model."""
-    return weights_lib.count(self.build_model().specs)
+    return weights_lib.num_parameters(self.build_model().specs)
 
 
 def build_batch(

@@ -88,7 +88,7 @@ def train(label, *gin_files, **settings):
   )
   cohort_state = source.initial_state()
   state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(2))
-  state = state._replace(global_model_weights=warm_start.updated(
+  state = state._replace(global_model_weights=warm_start.replace_weights(
       state.global_model_weights, run=settings['INIT_FROM_RUN'],
       model=training.model, tokens=training.tokens,
   ))
@@ -101,7 +101,7 @@ def train(label, *gin_files, **settings):
         100 * training.evaluator(state.global_model_weights).word_error_rate
     )
   curves[label] = rates
-  size = weights_lib.count(training.model.specs)
+  size = weights_lib.num_parameters(training.model.specs)
   print(f'{label}: {size:,} parameters, '
         f'WER {rates[0]:.1f} -> {rates[-1]:.1f} %')
 

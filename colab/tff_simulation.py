@@ -85,7 +85,7 @@ waveform = example['waveform'].numpy()
 
 picture, axes = plt.subplots(figsize=(8, 2.6), layout='constrained')
 axes.imshow(
-    log_mel.compute(waveform).T, origin='lower', aspect='auto',
+    log_mel.log_mel_numpy(waveform).T, origin='lower', aspect='auto',
     extent=(0, len(waveform) / log_mel.SAMPLE_RATE_HZ, 0, log_mel.NUM_MEL_BINS),
 )
 axes.set(
@@ -136,7 +136,7 @@ source = cohorts.poisson(private.client_ids, cohort_size=COHORT_SIZE)
 cohort_state = source.initial_state()
 state = fed_avg.set_noise_key(process.initialize(), keys.draw())
 state = state._replace(
-    global_model_weights=warm_start.updated(
+    global_model_weights=warm_start.replace_weights(
         state.global_model_weights, run=SETTINGS['INIT_FROM_RUN'],
         model=training.model, tokens=training.tokens,
     )

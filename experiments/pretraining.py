@@ -149,7 +149,9 @@ def build_model() -> best_rq.BestRqModel:
   """Gated convolutions over generated speech, 64 labels."""
   return best_rq.build(
       encoder=conv.build(num_blocks=2, dim=32, kernel_size=7),
-      quantizer=quantizer.Quantizer(num_codes=64, num_stacked=3),
+      quantizer=quantizer.RandomProjectionQuantizer(
+          num_codes=64, num_stacked=3
+      ),
       start_prob=0.05,
       span_sec=0.06,
   )
@@ -164,7 +166,7 @@ def noise_of(
 
 def build_rows() -> list[Row]:
   """All rows; the first is the positive control."""
-  count = weights_lib.count(build_model().specs)
+  count = weights_lib.num_parameters(build_model().specs)
   main = noise_of(_RATIO, num_parameters=count)
   frozen = lambda share, order: Row(
       label=f'{order} {share:.0%} frozen',
@@ -562,7 +564,7 @@ class Miniature:
 @functools.cache
 def _at_epsilon(batch_size: int) -> float:
   """z of a batch size at the epsilon of the main noise."""
-  count = weights_lib.count(build_model().specs)
+  count = weights_lib.num_parameters(build_model().specs)
   main = noise_of(_RATIO, num_parameters=count)
   if batch_size == _BATCH:
     return main
@@ -602,7 +604,7 @@ def _read(data_dir: str, part: str, *, name: str | None = None) -> _Speech:
     waveform = utterance['waveform'].numpy()
     if name == 'telephone':
       waveform = _narrow(waveform)
-    found.append(log_mel.compute(waveform))
+    found.append(log_mel.log_mel_numpy(waveform))
   return _Speech(name or part, found)
 
 
@@ -632,7 +634,7 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       'Written by `python -m experiments.run --suite=pretraining`, which also '
       'makes the speech.',
       f'BEST-RQ with 64 labels and spans of 60 ms over gated convolutions, '
-      f'{weights_lib.count(specs):,} parameters. Speech is generated '
+      f'{weights_lib.num_parameters(specs):,} parameters. Speech is generated '
       f'(`data_tools/synthetic_population.py`): {_SPEAKERS["public"]} public '
       f'voices say {_UTTERANCES["public"]} sentences each, '
       f'{_SPEAKERS["private"]:,} private ones {_UTTERANCES["private"]}; loss, '

@@ -165,7 +165,9 @@ class FilesTest(parameterized.TestCase):
       # From the specs: no weight is allocated.
       model = config.bind(ctc.build, gin_files=[f'gin/{x}' for x in axes])()
       self.assertEqual(
-          weights_lib.count(model.encoder.specs), int(count.replace(',', ''))
+          weights_lib.num_parameters(model.encoder.specs), int(
+              count.replace(',', '')
+          )
       )
 
 
@@ -312,7 +314,9 @@ class QuickstartTest(cases.TestCase):
     with self.assertRaises(ValueError) as caught:
       self.evaluate('nowhere', 'seed')
     self.assertEqual(
-        launch.error_lines(caught.exception)[0].count('nowhere is not a folder'), 1
+        launch.error_lines(caught.exception)[0].count(
+            'nowhere is not a folder'
+        ), 1
     )
 
   def test_a_test_runs_each_mechanism_that_is_compared(self):

@@ -71,7 +71,7 @@ class PublishedBuildTest(parameterized.TestCase):
     # bins to twice the width; the blocks' products and two norms; the last
     # norm; the head.
     self.assertEqual(
-        weights_lib.count(model.specs),
+        weights_lib.num_parameters(model.specs),
         2
         + (7 * 80 + 1) * 2 * dim
         + num_blocks * (4 * dim * dim + 2 * dim * mlp_dim + 4 * dim)
@@ -179,7 +179,7 @@ class PublishedStepTest(parameterized.TestCase):
             query.derive_sample_params(state), gradient
         )
         noised, _, _ = query.get_noised_result(clipped, state)
-        gradient = queries.mean(noised, 1.0)
+        gradient = queries.divide_by_cohort_size(noised, 1.0)
       state = optimizer.initialize(specs)
       _, moved = optimizer.next(state, weights, gradient)
       return moved, state, loss
@@ -199,5 +199,5 @@ class PublishedStepTest(parameterized.TestCase):
         for leaf in tf.nest.flatten(state) if leaf.shape.rank
     )
     self.assertAlmostEqual(
-        elements / weights_lib.count(model.specs), moments, places=4
+        elements / weights_lib.num_parameters(model.specs), moments, places=4
     )

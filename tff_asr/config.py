@@ -148,10 +148,10 @@ def text() -> str:
   return _INFINITY.sub(r'\1 1e999', gin.config_str(max_line_length=80))
 
 
-def settings(gin_files: Sequence[str]) -> dict[str, str]:
+def macros_of_files(gin_files: Sequence[str]) -> dict[str, str]:
   """Returns the macros that files set, as text, without importing anything.
 
-      >>> settings(['gin/schedules/constant.gin'])
+      >>> macros_of_files(['gin/schedules/constant.gin'])
       {'SCHEDULE': '@schedules.constant()'}
 
   Args:
@@ -165,7 +165,7 @@ def settings(gin_files: Sequence[str]) -> dict[str, str]:
     with open(_find(path), encoding='utf-8') as file:
       for line in file:
         if included := _INCLUDE.match(line):
-          found |= settings([included[1]])
+          found |= macros_of_files([included[1]])
         elif defined := _SETTING.match(line):
           found[defined[1]] = defined[2]
   return found
@@ -186,7 +186,10 @@ def settings_help(argv: Sequence[str], *, gin_file: str) -> str:
       f'Settings of {" and ".join(given)}, for --gin_param; its header',
       'explains them. %NAME is another setting. --help after',
       '--gin_file=EXPERIMENT lists those of the experiment.',
-      *(f'  {name} = {required(v)}' for name, v in settings(given).items()),
+      *(
+          f'  {name} = {required(value)}'
+          for name, value in macros_of_files(given).items()
+      ),
   ])
 
 

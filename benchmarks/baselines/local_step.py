@@ -80,7 +80,7 @@ def main(_) -> None:
       name: clock.ratios(values, medians[_OURS])
       for name, values in medians.items()
   }
-  num_parameters = weights_lib.count(ours.build_model(job).specs)
+  num_parameters = weights_lib.num_parameters(ours.build_model(job).specs)
   report.write(
       f'A local step of {num_parameters / 1e6:.1f}M parameters on '
       f'{job.batch_size * job.utterance_sec:g} s of audio',

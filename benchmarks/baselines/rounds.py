@@ -161,7 +161,7 @@ def _report(
       for name, values in seconds.items()
   }
   audio_rate = job.audio_sec / job.num_clients
-  num_parameters = weights_lib.count(ours.build_model(job).specs)
+  num_parameters = weights_lib.num_parameters(ours.build_model(job).specs)
   report.write(
       f'A round of {num_parameters / 1e6:.1f}M parameters, products of '
       f'{job.activation_dtype}, {_COHORT.value} '

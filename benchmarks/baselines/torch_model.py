@@ -168,10 +168,10 @@ def compute_features(waveforms: torch.Tensor) -> torch.Tensor:
   """Log-mel features [B, T, F] of waveforms [B, N], all of one length."""
   samples = waveforms.to(torch.float32)
   frames = samples.unfold(1, log_mel.FRAME_LENGTH, log_mel.FRAME_SHIFT)
-  parts = frames @ _float32(log_mel.frame_transform())
+  parts = frames @ _float32(log_mel.dft_matrix())
   real, imaginary = parts.chunk(2, dim=-1)
   bins = torch.sqrt(real.square() + imaginary.square()) @ _float32(
-      log_mel.filters()
+      log_mel.mel_filterbank()
   )
   log = torch.log(bins.clamp(min=log_mel.FLOOR))
   return normalize(log, torch.full([len(log)], log.shape[1]))

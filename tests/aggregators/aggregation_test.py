@@ -29,7 +29,7 @@ _WEIGHTS = [(), (), ()]
 
 
 def _create(factory):
-  return aggregation.create(
+  return aggregation.create_weighted_process(
       factory, value_type=_VALUE_TYPE, weight_type=_WEIGHT_TYPE
   )
 

@@ -183,7 +183,7 @@ class DistributedMeanTest(parameterized.TestCase):
     self.assertTrue(np.all(np.isnan(fakes.flat(two.result))))
 
   def test_it_is_accounted_for_as_it_is(self):
-    process = aggregation.create(
+    process = aggregation.create_weighted_process(
         _factory(), value_type=_VALUE_TYPE, weight_type=_NUMBER
     )
     state = process.initialize()

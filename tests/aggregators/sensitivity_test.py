@@ -87,7 +87,9 @@ def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
       adaptive_query.AdaptiveClipSumQuery, get_noised_result=_release_sum
   ), mock.patch.multiple(
       queries.PerLayerClipSumQuery, get_noised_result=_release_sum
-  ), mock.patch.object(queries, 'mean', lambda total, cohort_size: total):
+  ), mock.patch.object(
+      queries, 'divide_by_cohort_size', lambda total, cohort_size: total
+  ):
     return factory.create(_VALUE_TYPE, tff.TensorType(np.float32))
 
 

@@ -178,7 +178,7 @@ class DrawnAheadTest(parameterized.TestCase):
     ):
       last = program.graphs[-1]
       graph_def = tf.compat.v1.GraphDef.FromString(last.graph_def)
-      needed = graph.find_needed(graph_def, last.outputs)
+      needed = graph.ancestors(graph_def, last.outputs)
       drawn = [
           node.name
           for node in graph_def.node
@@ -187,7 +187,7 @@ class DrawnAheadTest(parameterized.TestCase):
       self.assertLen(drawn, count)
       # One after the other.
       self.assertContainsSubset(
-          drawn, graph.find_needed(graph_def, drawn[-1:])
+          drawn, graph.ancestors(graph_def, drawn[-1:])
       )
     released = [], []
     for is_ahead in (False, True):

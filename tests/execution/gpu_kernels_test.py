@@ -68,7 +68,9 @@ def _compiled(**options: str) -> compiler.FederatedProgram:
     return compiler.compile_computation(process.next)
 
 
-def _nodes(compiled: compiler.FederatedProgram) -> dict[str, list[tf.compat.v1.NodeDef]]:
+def _nodes(
+    compiled: compiler.FederatedProgram
+) -> dict[str, list[tf.compat.v1.NodeDef]]:
   """Nodes of all programs and of the functions in them, by op."""
   nodes = {}
   for name in ('prepare', 'zero', 'work', 'merge_ordered', 'finish'):
@@ -76,7 +78,7 @@ def _nodes(compiled: compiler.FederatedProgram) -> dict[str, list[tf.compat.v1.N
     for part in getattr(programs, name).graphs:
       graph_def = tf.compat.v1.GraphDef.FromString(part.graph_def)
       functions = {f.signature.name for f in graph_def.library.function}
-      for node in itertools.chain(*graph.bodies(graph_def)):
+      for node in itertools.chain(*graph.node_lists(graph_def)):
         if node.op not in functions:  # A call by the function's name.
           nodes.setdefault(node.op, []).append(node)
   return nodes

@@ -120,10 +120,10 @@ class FindTest(parameterized.TestCase):
 
   def test_intrinsics_of_inner_computations_are_found(self):
     self.assertEqual(
-        intrinsics.find(_nested),
+        intrinsics.called_intrinsics(_nested),
         {'federated_sum', 'federated_value_at_clients'},
     )
-    self.assertEmpty(intrinsics.find(_one))
+    self.assertEmpty(intrinsics.called_intrinsics(_one))
 
   def test_the_first_list_of_clients_tells_their_number(self):
     type_spec = tff.to_type((

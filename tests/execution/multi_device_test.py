@@ -560,7 +560,9 @@ class ScheduleTest(parameterized.TestCase):
     ) as raised:
       _invoke(toys.sum_of(work), [1.0, 2.0], max_failed_share=1.0)
     self.assertEqual(
-        client_round.shortage(raised.exception.__cause__), errno.ENOSPC
+        client_round.exhausted_resource(
+            raised.exception.__cause__
+        ), errno.ENOSPC
     )
 
   def test_a_client_that_hangs_ends_the_round(self):

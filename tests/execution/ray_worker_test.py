@@ -72,7 +72,7 @@ class _Driver:
       self, number, programs, *factors, computation=0, leaves_out=False
   ):
     """Of a round; a reference tells what it refers to."""
-    return ray_worker.RoundKey(
+    return ray_worker.RoundInputs(
         number,
         computation,
         [self.put(f'programs {computation}', programs)],
@@ -155,7 +155,9 @@ class TrainTest(_WorkerTest):
       self.assertEqual(self.driver.run(key, values).ordered, expected)
 
   def test_a_flush_adds_the_sums_of_all_threads_that_have_one(self):
-    self.driver.worker._devices = devices.DeviceSet(('/device:CPU:0',), 3, False)
+    self.driver.worker._devices = devices.DeviceSet(
+        ('/device:CPU:0',), 3, False
+    )
     for number, threads in enumerate(((1,), (2,), (0, 2), (1, 2), (0, 1, 2))):
       key = self.driver.key(number, _exact())
       for thread in threads:

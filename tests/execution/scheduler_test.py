@@ -271,7 +271,7 @@ class AddDevicesTest(parameterized.TestCase):
               tf.constant(10**number),
               tf.zeros([0, 3], tf.int64),
           ]
-      found = reduction.add_devices(sums, all_reduce=all_reduce)
+      found = reduction.sum_over_devices(sums, all_reduce=all_reduce)
       last = num_devices - 1
       # 0 + 1 + ... and 1 + 10 + ...
       self.assertEqual(

@@ -48,7 +48,7 @@ class RowsTest(absltest.TestCase):
       share = sum(math.prod(specs[name].shape) for name in frozen)
       # Tensors are frozen whole.
       self.assertAlmostEqual(
-          share / weights_lib.count(specs), row.share, delta=0.25
+          share / weights_lib.num_parameters(specs), row.share, delta=0.25
       )
 
 

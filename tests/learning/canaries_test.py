@@ -169,7 +169,7 @@ class CanaryWorkTest(absltest.TestCase):
         )
     )
     inner = _counting_work()
-    work = canaries_lib.wrap(inner, canaries=_CANARIES)
+    work = canaries_lib.only_canaries_contribute(inner, canaries=_CANARIES)
     self.assertEqual(work.next.type_signature, inner.next.type_signature)
 
     # Updates at clients are no result of a round: sum them, one at a time.

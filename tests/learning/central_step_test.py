@@ -72,7 +72,9 @@ def _gradients(devices=None, *, batches=None, max_grad_norm=1e9, dropout=0.0):
   weights = step._model.initialize(tf.constant([1, 2]))
   parts = step._parts([_batch()] if batches is None else batches)
   gradients, loss_sum = step._gradients(frozenset())(weights, parts)
-  return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
+  return client_update.clip_by_global_norm(
+      gradients, max_norm=max_grad_norm
+  ), loss_sum
 
 
 @logical_devices.needed
@@ -221,7 +223,7 @@ class CentralStepTest(parameterized.TestCase):
               float(len(batch['example_weights']))
           ),
       )
-      gradients = client_update.clip(gradients, max_norm=3.0)
+      gradients = client_update.clip_by_global_norm(gradients, max_norm=3.0)
       for name, gradient in gradients.items():
         momentum[name] = 0.5 * momentum[name] + gradient.numpy()
         weights[name] = weights[name] - 0.1 * momentum[name]

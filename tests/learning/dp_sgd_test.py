@@ -44,7 +44,9 @@ def _model(kind: str) -> best_rq.BestRqModel:
   num_stacked = 4 if kind == 'conformer' else 3
   return best_rq.build(
       encoder=encoder,
-      quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=num_stacked),
+      quantizer=quantizer_lib.RandomProjectionQuantizer(
+          num_codes=16, num_stacked=num_stacked
+      ),
       span_sec=0.1,
       start_prob=0.1,
   )

@@ -506,7 +506,7 @@ class ProcessTest(cases.TestCase):
     state = tff.learning.templates.LearningAlgorithmState(
         weights, (), (), (), ()
     )
-    num_bytes = 4 * weights_lib.count(_model().specs)
+    num_bytes = 4 * weights_lib.num_parameters(_model().specs)
     self.assertEqual(fed_avg.traffic(state), (num_bytes, num_bytes))
     self.assertEqual(process_lib.frozen_layers(state), [])
 

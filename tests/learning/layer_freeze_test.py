@@ -102,15 +102,15 @@ class LayerFreezeTest(parameterized.TestCase):
         num_blocks=12, dim=1024, mlp_dim=4096, num_heads=8
     ).specs
     scores = {
-        name: weights_lib.count({name: specs[name]}) * (1 + number % 7)
+        name: weights_lib.num_parameters({name: specs[name]}) * (1 + number % 7)
         for number, name in enumerate(sorted(specs))
     }
     frozen = layer_freeze.LayerFreeze(share=share).choose(scores, specs)
-    part = weights_lib.count({name: specs[name] for name in frozen})
-    found = part / weights_lib.count(specs)
+    part = weights_lib.num_parameters({name: specs[name] for name in frozen})
+    found = part / weights_lib.num_parameters(specs)
     self.assertBetween(found, share - 1 / 48, share + 1 / 48)
     self.assertRegex(
-        layer_freeze.described(frozen, specs),
+        layer_freeze.describe(frozen, specs),
         rf'^{len(frozen)} of {len(specs)} tensors .*, with {part:,} of .*'
         rf'\({100 * found:.1f} %\); .* is {np.sqrt(1 - found):.3f} of',
     )

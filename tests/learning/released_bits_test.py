@@ -54,7 +54,7 @@ def _residuals(name: str) -> np.ndarray:
       query.derive_sample_params(state), [tf.ones([_SIZE])]
   )
   noised, _, _ = query.get_noised_result(record, state)
-  mean = queries.mean(noised, 2.0)
+  mean = queries.divide_by_cohort_size(noised, 2.0)
   if name == 'mean':
     found = np.asarray(mean[0], np.float64)
   else:

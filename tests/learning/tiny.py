@@ -34,7 +34,7 @@ def _encoder(dropout: float) -> encoder_lib.Encoder:
 
   specs = {
       'front/bias': weights_lib.WeightSpec((_DIM,), limit=0.1),
-      'front/kernel': weights_lib.matrix(80 * _STACKED, _DIM),
+      'front/kernel': weights_lib.matrix_spec(80 * _STACKED, _DIM),
   }
   return encoder_lib.Encoder(
       specs, apply, lambda lengths: lengths // _STACKED, _DIM
@@ -54,7 +54,9 @@ def predictor(
   """A model of masked prediction."""
   return best_rq.build(
       encoder=_encoder(dropout),
-      quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=_STACKED),
+      quantizer=quantizer_lib.RandomProjectionQuantizer(
+          num_codes=16, num_stacked=_STACKED
+      ),
       span_sec=0.1,
       **dict(start_prob=0.1) | options,
   )

@@ -16,8 +16,8 @@ _BINS = 6
 _features = calls.features
 
 
-def _quantizer(**options) -> quantizer_lib.Quantizer:
-  return quantizer_lib.Quantizer(
+def _quantizer(**options) -> quantizer_lib.RandomProjectionQuantizer:
+  return quantizer_lib.RandomProjectionQuantizer(
       **(dict(num_codes=31, code_dim=4, feature_dim=_BINS) | options)
   )
 
@@ -83,7 +83,7 @@ class SpanMasksTest(parameterized.TestCase):
     features = 5 + _features(20, 300, _BINS)
     is_masked = np.zeros([20, 300], bool)
     is_masked[:, 100:200] = True
-    filled = span_masks.fill(
+    filled = span_masks.replace_by_noise(
         tf.constant(features), is_masked, _seeds(*range(20)), noise_stddev=0.1
     ).numpy()
     np.testing.assert_array_equal(filled[~is_masked], features[~is_masked])
@@ -112,7 +112,7 @@ class QuantizerTest(parameterized.TestCase):
     np.testing.assert_array_equal(labels[0], expected)
 
   def test_matrix_and_codes_are_as_described(self):
-    quantizer = quantizer_lib.Quantizer()
+    quantizer = quantizer_lib.RandomProjectionQuantizer()
     # Xavier: uniform in +- sqrt(6 / (4 * 80 + 16)) = .1336.
     matrix = quantizer.projection.numpy()
     self.assertEqual(matrix.shape, (320, 16))

@@ -132,7 +132,7 @@ def _gradients(encoder, weights, features, lengths, seed=None):
     outputs, lengths = encoder.apply(
         weights, tf.constant(features), tf.constant(lengths), seed
     )
-    outputs *= layers.mask(lengths, tf.shape(outputs)[1])
+    outputs *= layers.length_mask(lengths, tf.shape(outputs)[1])
     factors = _features(8) + 0.1 * outputs
     total = tf.reduce_sum(tf.where(outputs != 0, outputs * factors, 0.0))
   return outputs.numpy(), tape.gradient(total, weights)
@@ -266,7 +266,9 @@ class ContractTest(parameterized.TestCase):
       outputs, output_lengths = _apply(
           encoder, features, lengths, weights=weights
       )
-      return (outputs * layers.mask(output_lengths, outputs.shape[1]).numpy(),)
+      return (outputs * layers.length_mask(
+          output_lengths, outputs.shape[1]
+      ).numpy(),)
 
     for one, other, most in zip(run('float32'), run('bfloat16'), (0.02, 0.1)):
       self.assertEqual(other.dtype, np.float32)

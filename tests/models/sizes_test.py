@@ -30,7 +30,7 @@ def _count(path: str, **settings: str) -> int:
       gin_files=['gin/data/pipeline.gin', 'gin/execution/gpu.gin', path],
       gin_params=[f'{name} = {value}' for name, value in settings.items()],
   )()
-  return weights.count(model.specs)
+  return weights.num_parameters(model.specs)
 
 
 class SizesTest(parameterized.TestCase):

@@ -20,7 +20,7 @@ class WeightsTest(parameterized.TestCase):
     drawn = _draw({
         'b': weights.zeros(3),
         'c/a': weights.WeightSpec((2, 3, 4), limit=0.1),
-        'a': weights.matrix(5, 2),
+        'a': weights.matrix_spec(5, 2),
     })
     self.assertEqual(list(drawn), ['a', 'b', 'c/a'])
     self.assertEqual(
@@ -31,7 +31,7 @@ class WeightsTest(parameterized.TestCase):
 
   def test_a_matrix_is_uniform_with_variance_a_third_of_1_over_fan_in(self):
     # Limit 1 / sqrt(64) = .125, variance .125^2 / 3 = 1 / (3 * 64).
-    value = _draw({'w': weights.matrix(64, 300)})['w'].numpy().ravel()
+    value = _draw({'w': weights.matrix_spec(64, 300)})['w'].numpy().ravel()
     self.assertLessEqual(np.max(np.abs(value)), 0.125)
     np.testing.assert_allclose(np.var(value), 1 / (3 * 64), rtol=0.03)
     # Seeded; a new seed would fail 1 time in 1,000, a wrong limit always.
@@ -52,7 +52,7 @@ class WeightsTest(parameterized.TestCase):
     self.assertBetween(float(drawn['offset'][0]), 9.5, 10.5)
 
   def test_a_value_depends_on_seed_and_name_only(self):
-    spec = weights.matrix(4, 4)
+    spec = weights.matrix_spec(4, 4)
     alone = _draw({'w': spec})
     among = tf.function(lambda: _draw({'a': spec, 'w': spec, 'z': spec}))()
     np.testing.assert_array_equal(alone['w'], among['w'])
@@ -75,11 +75,11 @@ class WeightsTest(parameterized.TestCase):
   def test_count_by_hand(self):
     # 2 * 3 + 4 + 1 (a scalar).
     specs = {
-        'a': weights.matrix(2, 3),
+        'a': weights.matrix_spec(2, 3),
         'b': weights.ones(4),
         'c': weights.WeightSpec(()),
     }
-    self.assertEqual(weights.count(specs), 11)
+    self.assertEqual(weights.num_parameters(specs), 11)
     self.assertEqual(
         sum(math.prod(value.shape) for value in _draw(specs).values()), 11
     )

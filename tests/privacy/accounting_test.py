@@ -312,8 +312,8 @@ class ComposeTest(parameterized.TestCase):
 
   def test_full_rounds_beside_fixed_ones_are_under_replace_one(self):
     rounds = [_group('full', 4, 4, 2.0), _group('fixed_size', 1, 4, 2.0)]
-    self.assertEqual(accounting.neighbouring(rounds[:1]), _ADD)
-    self.assertEqual(accounting.neighbouring(rounds), _REPLACE)
+    self.assertEqual(accounting.neighboring_relation(rounds[:1]), _ADD)
+    self.assertEqual(accounting.neighboring_relation(rounds), _REPLACE)
     event = accounting.compose(rounds)
     self.assertEqual(
         event.events[0].event, dp_accounting.GaussianDpEvent(1.0)

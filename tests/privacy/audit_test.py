@@ -218,7 +218,7 @@ class BoundTest(parameterized.TestCase):
   )
   def test_p_values_by_hand(self, m, r, v, epsilon, delta, expected):
     found = audit.p_value(
-        audit.Guesses(m, r, v), epsilon=epsilon, delta=delta
+        audit.CanaryGuesses(m, r, v), epsilon=epsilon, delta=delta
     )
     self.assertAlmostEqual(found, expected)
 
@@ -229,7 +229,7 @@ class BoundTest(parameterized.TestCase):
         (0.95, math.log(right / (1 - right))), (1 - 2.0**-101, 0.0)
     ):
       found = audit.epsilon_bound(
-          audit.Guesses(100, 100, 100), delta=1e-12, confidence=confidence
+          audit.CanaryGuesses(100, 100, 100), delta=1e-12, confidence=confidence
       )
       self.assertAlmostEqual(found, expected, places=5)
 
@@ -246,7 +246,9 @@ class BoundTest(parameterized.TestCase):
     )
     bounds = np.array([
         audit.epsilon_bound(
-            audit.Guesses(m, m, int(v)), delta=1e-12, confidence=confidence
+            audit.CanaryGuesses(
+                m, m, int(v)
+            ), delta=1e-12, confidence=confidence
         )
         for v in correct
     ])
@@ -269,7 +271,7 @@ class BoundTest(parameterized.TestCase):
     self.assertEqual((found.num_guesses, found.num_correct), (20, 20))
     # 80 gives k = 40, 20, 10: six ways.
     p = audit.p_value(
-        audit.Guesses(80, 20, 20), epsilon=found.epsilon, delta=1e-9
+        audit.CanaryGuesses(80, 20, 20), epsilon=found.epsilon, delta=1e-9
     )
     self.assertAlmostEqual(p, 0.05 / 6)
 
@@ -288,7 +290,7 @@ class BoundTest(parameterized.TestCase):
 
   def test_impossible_counts_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'num_correct must be at most'):
-      audit.p_value(audit.Guesses(5, 2, 3), epsilon=1.0, delta=0.0)
+      audit.p_value(audit.CanaryGuesses(5, 2, 3), epsilon=1.0, delta=0.0)
 
 
 class BareGaussianTest(absltest.TestCase):

@@ -43,7 +43,7 @@ class HeadlineTest(parameterized.TestCase):
         noise_multiplier=10e-6 * 1024,
         count=2006,
     )
-    scale = calibration.smallest_scale(
+    scale = calibration.smallest_scaled_run(
         [rounds], target_epsilon=4.4393389, delta=1e-9
     )
     self.assertAlmostEqual(scale.cohort_size, 204_800, delta=5)
@@ -129,7 +129,7 @@ class CalibrationTest(parameterized.TestCase):
     rounds = accounting.RoundGroup(
         sampling=sampling, noise_multiplier=0.3, count=20
     )
-    scale = calibration.smallest_scale(
+    scale = calibration.smallest_scaled_run(
         [rounds], target_epsilon=10.0, delta=1e-5
     )
     on_mean = rounds.noise_multiplier / sampling.cohort_size
@@ -161,7 +161,7 @@ class CalibrationTest(parameterized.TestCase):
     rounds = accounting.RoundGroup(
         sampling=sampling, noise_multiplier=0.5, count=10
     )
-    scale = calibration.smallest_scale(
+    scale = calibration.smallest_scaled_run(
         [rounds], target_epsilon=target, delta=1e-5
     )
     self.assertGreater(scale.cohort_size, cohort_size)
@@ -186,17 +186,17 @@ class CalibrationTest(parameterized.TestCase):
     ]
     factors = []
     for order in (groups, groups[1:] + groups[:1]):
-      scale = calibration.smallest_scale(
+      scale = calibration.smallest_scaled_run(
           order, target_epsilon=5.0, delta=1e-5
       )
       factors.append(scale.cohort_size / order[-1].sampling.cohort_size)
-      alone = calibration.smallest_scale(
+      alone = calibration.smallest_scaled_run(
           order[-1:], target_epsilon=5.0, delta=1e-5
       )
       self.assertGreater(scale.cohort_size, alone.cohort_size)
       self.assertLessEqual(scale.epsilon, 5.0)
       # A run within the target is its own scale.
-      same = calibration.smallest_scale(
+      same = calibration.smallest_scaled_run(
           order, target_epsilon=1e9, delta=1e-5
       )
       self.assertEqual(
@@ -219,4 +219,4 @@ class CalibrationTest(parameterized.TestCase):
         for noise in noises
     ]
     with self.assertRaisesRegex(ValueError, message):
-      calibration.smallest_scale(groups, target_epsilon=1e-4, delta=delta)
+      calibration.smallest_scaled_run(groups, target_epsilon=1e-4, delta=delta)

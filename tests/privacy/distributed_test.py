@@ -86,7 +86,7 @@ class PlanTest(parameterized.TestCase):
 
   def test_numbers_are_those_of_the_paper(self):
     # D = 10^4: D / 4 = 2500, sqrt(D) / 2 = 50; (t + sqrt(D))^2 is more.
-    found = distributed.plan(**_PLAN)
+    found = distributed.choose_parameters(**_PLAN)
     t = found.clip_in_steps
     square = t**2 + 2500 + (t + 50)
     self.assertEqual(found.squared_sensitivity, math.floor(square))
@@ -102,7 +102,7 @@ class PlanTest(parameterized.TestCase):
   def test_more_bits_cost_less_noise_down_to_that_of_a_trusted_server(self):
     ratios = []
     for bits in (12, 14, 20, 24):
-      found = distributed.plan(
+      found = distributed.choose_parameters(
           **_PLAN | dict(bits=bits, max_failed_share=0.0)
       )
       ratios.append(10 * found.local_stddev / found.clip_in_steps)
@@ -112,7 +112,9 @@ class PlanTest(parameterized.TestCase):
 
   def test_those_who_may_drop_out_are_made_up_for(self):
     whole, half = (
-        distributed.plan(**_PLAN | dict(bits=24, max_failed_share=share))
+        distributed.choose_parameters(
+            **_PLAN | dict(bits=24, max_failed_share=share)
+        )
         for share in (0.0, 0.5)
     )
     self.assertEqual((whole.min_clients, half.min_clients), (100, 50))
@@ -123,7 +125,7 @@ class PlanTest(parameterized.TestCase):
         places=4,
     )
     # .29 * 100 is below 29 in floating point.
-    found = distributed.plan(**_PLAN | dict(max_failed_share=0.29))
+    found = distributed.choose_parameters(**_PLAN | dict(max_failed_share=0.29))
     self.assertEqual(found.min_clients, 71)
 
   @parameterized.parameters(
@@ -137,7 +139,7 @@ class PlanTest(parameterized.TestCase):
   )
   def test_bad_arguments(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      distributed.plan(**_PLAN | changes)
+      distributed.choose_parameters(**_PLAN | changes)
 
 
 class DistributedSumQueryTest(parameterized.TestCase):

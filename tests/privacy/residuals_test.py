@@ -33,12 +33,12 @@ def _known(layer: np.ndarray) -> np.ndarray:
 
 def _test(
     layers: dict[str, np.ndarray], *, covariance: np.ndarray | None = None
-) -> dict[str, residuals.Test]:
+) -> dict[str, residuals.ResidualTest]:
   """The tests' results, by name."""
   num_rounds = len(next(iter(layers.values())))
   tests = residuals.run_tests(
       (
-          residuals.Layer(name, layer, _known(layer))
+          residuals.LayerResiduals(name, layer, _known(layer))
           for name, layer in layers.items()
       ),
       covariance=np.eye(num_rounds) if covariance is None else covariance,

@@ -37,7 +37,9 @@ def _predictor(recogniser: ctc.CtcModel) -> best_rq.BestRqModel:
   """A model for pre-training of a recogniser's encoder."""
   return best_rq.build(
       encoder=recogniser.encoder,
-      quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+      quantizer=quantizer.RandomProjectionQuantizer(
+          num_codes=16, num_stacked=3
+      ),
   )
 
 
@@ -93,7 +95,7 @@ class DryRunTest(cases.TestCase):
         client_data=fakes.client_data({'ann': 1, 'bob': 1}),
         num_steps=7,
     )
-    count = weights.count(model.specs)
+    count = weights.num_parameters(model.specs)
     for part in (
         'A = 1\n',
         f'parameters:   {count:,}',
@@ -159,12 +161,14 @@ class DryRunTest(cases.TestCase):
     frozen = max(
         (sorted(specs)[:number] for number in range(len(specs))),
         key=lambda names: -abs(
-            weights.count({n: specs[n] for n in names})
-            - 0.3 * weights.count(specs)
+            weights.num_parameters({n: specs[n] for n in names})
+            - 0.3 * weights.num_parameters(specs)
         ),
     )
-    count = weights.count(model.specs)
-    trained = count - weights.count({n: model.specs[n] for n in frozen})
+    count = weights.num_parameters(model.specs)
+    trained = count - weights.num_parameters(
+        {n: model.specs[n] for n in frozen}
+    )
     epsilon = accounting.epsilon(
         accounting.compose([accounting.RoundGroup(
             sampling=accounting.Sampling(

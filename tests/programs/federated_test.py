@@ -179,7 +179,8 @@ def _epsilon(num_rounds: int) -> float:
       noise_multiplier=_NOISE,
       count=num_rounds,
       sampler_epsilon=queries.sampler_epsilon(
-          _NOISE, num_elements=weights_lib.count(_shared()['model'].specs)
+          _NOISE,
+          num_elements=weights_lib.num_parameters(_shared()['model'].specs),
       ),
   )
   return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
@@ -269,7 +270,7 @@ class WholeRunTest(_RunTestCase):
             'finalizer/weights_norm',
         },
     )
-    num_bytes = 4 * weights_lib.count(_shared()['model'].specs)
+    num_bytes = 4 * weights_lib.num_parameters(_shared()['model'].specs)
     self.assertEqual(
         results['bytes_per_client_and_round'],
         {'download_bytes': num_bytes, 'upload_bytes': num_bytes},
@@ -349,7 +350,7 @@ class FederatedTest(_RunTestCase):
         },
     )
     self.assertEqual({first[name] for name in exact}, {''})
-    num_bytes = 4 * weights_lib.count(_shared()['model'].specs)
+    num_bytes = 4 * weights_lib.num_parameters(_shared()['model'].specs)
     clients = float(second['not_private/num_clients'])
     for name in ('download_bytes', 'upload_bytes'):
       self.assertEqual(

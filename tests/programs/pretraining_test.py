@@ -234,8 +234,8 @@ class MaskedEvaluatorTest(parameterized.TestCase):
 
 class ExamplesTest(parameterized.TestCase):
 
-  def _source(self, **options) -> examples_lib.Examples:
-    return examples_lib.Examples(
+  def _source(self, **options) -> examples_lib.ExampleSampler:
+    return examples_lib.ExampleSampler(
         client_data_lib.load(fakes.shared_split(**_CLIENTS)),
         pipeline=_pipeline(**options),
         batch_size=3,

@@ -280,6 +280,18 @@ class RoundTest(_TestCase):
     before, after = (_state(counter=np.int64(number)) for number in (1, 2))
     self.assertIs(private_rounds.keep_noise(before, after=after), before)
 
+  def test_a_process_of_another_kind_keeps_its_buffers_too(self):
+    # Neither BLT nor banded: it has buffers, and no scale of outputs.
+    before, after = (
+        _state(query_state=_correlated_state(number, np.full([3], number))
+               ._replace(output_scale=(), buf_decay=()))
+        for number in (1, 2)
+    )
+    kept = private_rounds.query_state(
+        private_rounds.keep_noise(before, after=after)
+    )
+    np.testing.assert_array_equal(kept.buffers, np.full([3], 2))
+
 
 class PlanTest(_TestCase):
 
@@ -382,6 +394,22 @@ class PlanTest(_TestCase):
             settings=private_rounds.PrivacySettings(),
             inherited=ledger.Charges(),
         )
+
+  def test_noise_that_is_not_gaussian_is_not_charged_as_gaussian(self):
+    state = runs.process_state(
+        {'a': np.zeros(3)},
+        query_state=private_rounds.query_state(_state()),
+        event=dp_accounting.LaplaceDpEvent(_NOISE),
+    )
+    with self.assertRaisesRegex(
+        ValueError, 'a LaplaceDpEvent, which the ledger cannot charge'
+    ):
+      private_rounds.check_first_round(
+          state,
+          sampling=_POISSON,
+          settings=private_rounds.PrivacySettings(),
+          inherited=ledger.Charges(),
+      )
 
 
 class PrivacySettingsTest(absltest.TestCase):

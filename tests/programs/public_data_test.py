@@ -48,7 +48,7 @@ class PublicDataTest(cases.TestCase):
         is_protected=False,
         on_shared_data='refuse',
     ) | settings
-    return public_data.check(train_data=data, **settings)
+    return public_data.check_overlap(train_data=data, **settings)
 
   def run_of(self, name, data, **settings):
     """The folder of a run that was trained on these data."""

@@ -304,7 +304,7 @@ class _TestCase(cases.TestCase):
       asyncio.run(training_loop.run(built))
 
   def saved(self, run: str) -> dict[int, str]:
-    return checkpoints.saved(self.path(run, 'state'))
+    return checkpoints.state_paths(self.path(run, 'state'))
 
   def charged_rounds(self, run: str) -> list[dict[str, Any]]:
     """The ledger's lines for rounds."""

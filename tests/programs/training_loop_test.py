@@ -64,7 +64,9 @@ def _shared() -> dict[str, dict[str, Any]]:
   )
   predictor = best_rq.build(
       encoder=model.encoder,
-      quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=3),
+      quantizer=quantizer_lib.RandomProjectionQuantizer(
+          num_codes=16, num_stacked=3
+      ),
       start_prob=0.1,
   )
   optimizer = tff.learning.optimizers.build_adam(0.01)
@@ -138,7 +140,7 @@ class TrainingLoopTest(cases.TestCase):
     ]
 
   def saved(self, run: str) -> list[int]:
-    return sorted(checkpoints.saved(self.path(run, 'state')))
+    return sorted(checkpoints.state_paths(self.path(run, 'state')))
 
   def charged(self, run: str) -> int:
     return runs.charged(self.path(run))

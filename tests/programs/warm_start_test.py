@@ -82,7 +82,7 @@ class WeightsTest(absltest.TestCase):
     """New weights with what the run has, and what was printed."""
     drawn = self.model.initialize([3, 4])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      weights = warm_start.updated(
+      weights = warm_start.replace_weights(
           drawn, run=self.run_dir, model=self.model, tokens=' abc'
       )
     self.assertEqual(list(weights), list(drawn))
@@ -106,7 +106,7 @@ class WeightsTest(absltest.TestCase):
           name,
       )
     # The head of 8 dimensions and 5 tokens: 8 * 5 + 5.
-    count = weights_lib.count(encoder)
+    count = weights_lib.num_parameters(encoder)
     self.assertRegex(
         printed,
         rf'the encoder is taken, {len(encoder)} tensors with {count:,} '
@@ -146,7 +146,7 @@ class LayerScoresTest(cases.TestCase):
     }
 
   def frozen(self, **options):
-    return warm_start.frozen(
+    return warm_start.choose_frozen_layers(
         run=self.root,
         model=self.model,
         freeze=layer_freeze.LayerFreeze(**options),

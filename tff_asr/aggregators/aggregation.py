@@ -44,7 +44,7 @@ class AccountedFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def set_noise_key(aggregator_state: State, key: np.ndarray) -> State:
-  """Returns the state of a process of `create` with the query's key set.
+  """Returns the state of `create_weighted_process`'s process with a noise key.
 
   `next` must not be called twice on one state: both results would have the same
   noise. See `queries.set_noise_key`.
@@ -58,7 +58,7 @@ def set_noise_key(aggregator_state: State, key: np.ndarray) -> State:
   )
 
 
-def create(
+def create_weighted_process(
     factory: tff.aggregators.AggregationFactory,
     *,
     value_type: tff.Type,

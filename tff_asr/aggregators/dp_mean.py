@@ -156,7 +156,7 @@ class _DpMean(aggregation.AccountedFactory):
       )
       return (
           _state(query_state, event, like=state),
-          queries.mean(noised, self._cohort_size),
+          queries.divide_by_cohort_size(noised, self._cohort_size),
           measurements,
       )
 
@@ -251,7 +251,7 @@ class _DistributedMean(aggregation.AccountedFactory):
       measurements = _measurements(
           query, state.query_state, cohort_size=self._cohort_size, stats=stats
       )
-      mean = queries.mean(noised, self._cohort_size)
+      mean = queries.divide_by_cohort_size(noised, self._cohort_size)
       event = query.event(query_state)
       return _state(query_state, event, like=state), mean, measurements
 

@@ -21,7 +21,7 @@ from tff_asr.features import log_mel
 from tff_asr.privacy import accounting
 
 
-class Examples:
+class ExampleSampler:
   """Draws batches of a corpus's utterances.
 
   Attributes:

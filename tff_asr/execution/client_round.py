@@ -2,8 +2,8 @@
 
 A client that fails is left out of the round, as if it were not in the cohort,
 until more than `ClientRound.max_failed` have failed. Too little memory, a full
-disk and the like (`shortage`) are never the client's fault and always end the
-round.
+disk and the like (`exhausted_resource`) are never the client's fault and always
+end the round.
 
 With a time limit, a client that hangs (because a device or a file system does
 not answer) ends the round, too. Python cannot end the work itself: its
@@ -47,7 +47,7 @@ class ClientError(RuntimeError):
     self.position = position
 
 
-def shortage(error: BaseException | None) -> int | None:
+def exhausted_resource(error: BaseException | None) -> int | None:
   """Returns which resource of the machine has run out, as an errno, or None."""
   if isinstance(error, MemoryError):
     return errno.ENOMEM
@@ -150,7 +150,7 @@ class ClientRound:
     if (
         is_repeated
         or len(self.errors) > self.max_failed
-        or shortage(error) is not None
+        or exhausted_resource(error) is not None
         or isinstance(error, graph.PartlyAddedError)
     ):
       self.is_failed = True
@@ -268,7 +268,7 @@ class ClientRound:
     # Several may have failed at once. Name a shortage first, which ends any
     # round, then the first by position: the message must not depend on speed.
     _, position = min(
-        (shortage(error) is None, position)
+        (exhausted_resource(error) is None, position)
         for position, (error, _) in self.errors.items()
     )
     error, device = self.errors[position]

@@ -76,7 +76,7 @@ class ClientTrainer:
       clients_per_device: how many clients train at once on each.
       broadcast: the broadcast values.
       get_client: returns a client's flat values by its position.
-      all_reduce: see `reduction.add_devices`.
+      all_reduce: see `reduction.sum_over_devices`.
     """
     self.devices = tuple(devices) * clients_per_device
     self._loaded = loaded
@@ -162,7 +162,7 @@ class ClientTrainer:
           sums[device] = own
     if not sums:  # All leaves depend on the order.
       return []
-    return reduction.add_devices(sums, all_reduce=self._all_reduce)
+    return reduction.sum_over_devices(sums, all_reduce=self._all_reduce)
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

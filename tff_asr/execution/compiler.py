@@ -161,7 +161,7 @@ def compile_computation(
     ValueError: no argument of `comp` tells how many clients it has.
   """
   intrinsics.check_clients(comp, None)
-  found = intrinsics.find(comp)
+  found = intrinsics.called_intrinsics(comp)
   try:
     return _compile(comp, found)
   except Exception as error:
@@ -344,7 +344,7 @@ def _split_draw(
       node
       for node in graph_def.node
       if node.op == _HOST_OP
-      and of_clients.isdisjoint(graph.find_needed(unordered, [node.name]))
+      and of_clients.isdisjoint(graph.ancestors(unordered, [node.name]))
   ]
   if not nodes:
     return None, None
@@ -427,7 +427,7 @@ def _find_exact(
   # If another leaf depends on a sum, adding in another order would change it.
   for each in (accumulate, merge):
     graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
-    needed = graph.find_needed(
+    needed = graph.ancestors(
         graph_def, list(_ordered(each.outputs, is_exact))
     )
     for name, is_sum in zip(each.inputs[:count], is_exact):

@@ -53,12 +53,13 @@ def choose(
   """Returns the devices to train on, for settings as in `context.Settings`.
 
   Raises:
-    ValueError: as `find`, or the GPUs are to be split and are in use already.
+    ValueError: as `logical_devices`, or the GPUs are to be split and are in
+      use already.
   """
   split_gpus(count=clients_per_device, memory_mb=gpu_memory_mb)
   is_split = gpu_memory_mb is not None and clients_per_device > 1
   is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
-  found = find(devices)
+  found = logical_devices(devices)
   if all_reduce is None:
     # NCCL needs physical GPUs.
     all_reduce = not is_split and all(':GPU:' in name for name in found)
@@ -96,7 +97,7 @@ def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
   return memory_mb
 
 
-def find(devices: Sequence[str] | None) -> tuple[str, ...]:
+def logical_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
   """Returns the logical devices to run on, such as '/device:GPU:0'.
 
   Args:

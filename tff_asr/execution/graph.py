@@ -119,7 +119,7 @@ def find_shared_state(graph_def: tf.compat.v1.GraphDef) -> tuple[str, ...]:
   """
   return tuple(sorted({
       node.op
-      for nodes in bodies(graph_def)
+      for nodes in node_lists(graph_def)
       for node in nodes
       if node.op not in _CONSTANT
       and (
@@ -299,7 +299,7 @@ def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
   for gradient in graph_def.library.gradient:
     gradient.function_name = functions[gradient.function_name]
     gradient.gradient_func = functions[gradient.gradient_func]
-  for body, nodes in enumerate(bodies(graph_def)):
+  for body, nodes in enumerate(node_lists(graph_def)):
     for node in nodes:
       node.op = functions.get(node.op, node.op)
       for key, attribute in node.attr.items():
@@ -355,11 +355,11 @@ def _extract(
     initialize_op: a name of an op in it, or ''.
   """
   setters = _find_setters(graph_def, initialize_op)
-  needed = find_needed(graph_def, targets)
+  needed = ancestors(graph_def, targets)
   pending = dict(setters)
   while handles := needed & pending.keys():
     names = set().union(*(pending.pop(handle) for handle in handles))
-    needed |= find_needed(graph_def, names)
+    needed |= ancestors(graph_def, names)
   extracted = tf.compat.v1.GraphDef(
       versions=graph_def.versions,
       library=graph_def.library,
@@ -369,7 +369,7 @@ def _extract(
   # TFF fuses computations that follow each other, so the initial value in one
   # may depend on variables of another: only data flow tells what comes first.
   inputs_of_setters = {
-      handle: {name: find_needed(graph_def, [name]) for name in names}
+      handle: {name: ancestors(graph_def, [name]) for name in names}
       for handle, names in setters.items()
       if handle in needed
   }
@@ -591,7 +591,7 @@ def _binding_names(binding) -> list[str]:
   return []
 
 
-def find_needed(
+def ancestors(
     graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
 ) -> set[str]:
   """Returns the names of the nodes that the targets depend on.
@@ -632,7 +632,7 @@ def is_sum(
   ] == [node_name(left), node_name(right)]
 
 
-def bodies(
+def node_lists(
     graph_def: tf.compat.v1.GraphDef,
 ) -> list[Sequence[tf.compat.v1.NodeDef]]:
   """Returns the nodes of a graph and those of each function in it."""

@@ -27,7 +27,7 @@ NOT_NATIVE = frozenset([
 _EXTREMES = frozenset(['federated_max', 'federated_min'])
 
 
-def find(comp: tff.Computation) -> frozenset[str]:
+def called_intrinsics(comp: tff.Computation) -> frozenset[str]:
   """Returns the names of the intrinsics that a computation calls."""
   found = set()
 
@@ -76,7 +76,7 @@ def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
   """
   if num_clients:
     return
-  found = find(comp)
+  found = called_intrinsics(comp)
   if num_clients == 0:
     for name in sorted(found & _EXTREMES):
       raise ValueError(

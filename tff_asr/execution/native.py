@@ -241,7 +241,9 @@ def _explain(error: Exception, comp: tff.Computation) -> None:
         'the op decodes audio, characters if it makes sentence pieces, or '
         "kernel='tensorflow' if it draws noise."
     ) from error
-  for name in sorted(intrinsics.find(comp) & intrinsics.NOT_NATIVE):
+  for name in sorted(
+      intrinsics.called_intrinsics(comp) & intrinsics.NOT_NATIVE
+  ):
     raise ValueError(
         f'TFF\'s native runtime has no {name}: use multi_device for secure '
         'sums, and write the others as the table in docs/execution.md says.'

@@ -221,7 +221,7 @@ class RayRunner(context.Runner[_RayPrograms]):
     self._has_warned = False
     self._computations = itertools.count()
     self._rounds = itertools.count()
-    super().__init__(settings, server_device=devices.find(None)[0])
+    super().__init__(settings, server_device=devices.logical_devices(None)[0])
     self._fill_rooms()
     _wait_for_all(self.actors)
 
@@ -280,7 +280,7 @@ class RayRunner(context.Runner[_RayPrograms]):
       self._fill_rooms()
     broadcast = ray_worker.pack(this_round.broadcast)
     this_round.store_bytes += ray_worker.count_bytes(broadcast)
-    key = ray_worker.RoundKey(
+    key = ray_worker.RoundInputs(
         number=next(self._rounds),
         computation=clients.number,
         programs=[clients.reference],
@@ -339,7 +339,7 @@ class _RayRound:
   def __init__(
       self,
       this_round: client_round.ClientRound,
-      key: ray_worker.RoundKey,
+      key: ray_worker.RoundInputs,
       *,
       num_threads: int,
       server_device: str,

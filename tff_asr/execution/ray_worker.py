@@ -93,7 +93,7 @@ class WorkerDescription(NamedTuple):
   node_id: str
 
 
-class RoundKey(NamedTuple):
+class RoundInputs(NamedTuple):
   """What a worker must look up for a round, and keep until the round ends.
 
   Attributes:
@@ -196,7 +196,7 @@ class RayWorker:
 
   def train(
       self,
-      key: RoundKey,
+      key: RoundInputs,
       thread: int,
       positions: Sequence[int],
       clients: Sequence[Sequence[Packed]],
@@ -220,7 +220,7 @@ class RayWorker:
       del values[position]  # A client's data may be large.
     return GroupReport(monitor.errors, pack(ordered))
 
-  def flush(self, key: RoundKey) -> tuple[int, ray_sums.PackedSum]:
+  def flush(self, key: RoundInputs) -> tuple[int, ray_sums.PackedSum]:
     """Returns the running sum's bytes, and the sum; begins an empty one."""
     with tf.device(self._devices.devices[0]):
       trainer, _ = self._begin_round(key)
@@ -228,7 +228,7 @@ class RayWorker:
       return packed.num_bytes, packed
 
   def _begin_round(
-      self, key: RoundKey
+      self, key: RoundInputs
   ) -> tuple[client_trainer.ClientTrainer, dict[int, list[tf.Tensor]]]:
     """The round's trainer, and the values of clients in work.
 
@@ -251,7 +251,7 @@ class RayWorker:
         self._rounds[key.number] = trainer, values
       return self._rounds[key.number]
 
-  def _load(self, key: RoundKey) -> client_trainer.LoadedClientPrograms:
+  def _load(self, key: RoundInputs) -> client_trainer.LoadedClientPrograms:
     """The round's programs, loaded at the first call."""
     loaded = self._loaded.pop(key.computation, None)
     if loaded is None:
@@ -266,7 +266,7 @@ class RayWorker:
 class _GroupMonitor:
   """A `client_trainer.ClientMonitor` of one group, for the driver's report."""
 
-  def __init__(self, key: RoundKey, ended: Sequence[int]):
+  def __init__(self, key: RoundInputs, ended: Sequence[int]):
     self._key = key
     self._ended = ended
     self.errors = []

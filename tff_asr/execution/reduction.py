@@ -1,8 +1,8 @@
 """Sums over groups of clients and over devices.
 
 Sums of integers are exact in any order: each thread adds its clients, each
-device its threads' sums, and `add_devices` the devices' sums, pairwise or by an
-all-reduce (NCCL on GPUs). Sums of floats (measurements, deltas without a
+device its threads' sums, and `sum_over_devices` the devices' sums, pairwise or
+by an all-reduce (NCCL on GPUs). Sums of floats (measurements, deltas without a
 clip) depend on the order. `OrderedSum` adds them in the order of the groups'
 numbers, whichever is ready first, so that their bits depend neither on the
 number of workers nor on their speed.
@@ -52,7 +52,7 @@ class OrderedSum:
     return self._total
 
 
-def add_devices(
+def sum_over_devices(
     sums: dict[str, list[tf.Tensor]], *, all_reduce: bool
 ) -> list[tf.Tensor]:
   """Returns the sum of integer leaves, on the first of the devices.

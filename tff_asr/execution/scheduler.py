@@ -58,7 +58,7 @@ class FlushSum(NamedTuple):
 Task = ClientGroup | FlushSum
 
 
-class Sum(NamedTuple, Generic[Value]):
+class FlushedSum(NamedTuple, Generic[Value]):
   """A flushed sum.
 
   Attributes:
@@ -212,7 +212,7 @@ class Scheduler(Generic[Value]):
       # The sum of a lost worker does not count: its groups are dealt again.
       elif worker not in self._lost:
         del self._running[worker]
-        self._sums.append(Sum(value, task.groups))
+        self._sums.append(FlushedSum(value, task.groups))
         self._has_sum.notify_all()
         if self._again:  # Its other threads may train again.
           self._has_task.notify_all()
@@ -243,7 +243,7 @@ class Scheduler(Generic[Value]):
       if isinstance(task, ClientGroup):
         self._deal_again(numbers)
 
-  def fail_sum(self, lost: Sum[Value]) -> None:
+  def fail_sum(self, lost: FlushedSum[Value]) -> None:
     """Reports that a flushed sum is lost; deals its groups again.
 
     Args:
@@ -257,7 +257,7 @@ class Scheduler(Generic[Value]):
       self._count_loss(lost.groups)
       self._deal_again(lost.groups)
 
-  def wait_for_sums(self) -> list[Sum[Value]]:
+  def wait_for_sums(self) -> list[FlushedSum[Value]]:
     """Waits until all groups are in flushed sums; returns these.
 
     Raises:

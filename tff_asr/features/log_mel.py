@@ -8,8 +8,8 @@ one variance per utterance, over time and mel together. The filters' ends are
 evenly spaced in mel (HTK's scale), their sides are straight in Hz (HTK's own
 and those of `tf.signal` are straight in mel).
 
-`log_mel` computes them in a graph, `compute` in NumPy. Only the functions of
-tensors load TensorFlow, so a process that encodes audio starts without it.
+`log_mel` computes them in a graph, `log_mel_numpy` in NumPy. Only the functions
+of tensors load TensorFlow, so a process that encodes audio starts without it.
 
   B: batch size. N: samples. T: feature frames. F: mel bins.
 """
@@ -113,12 +113,12 @@ def log_mel(
 
   # As a convolution over the samples, pre-emphasis, window and DFT take a third
   # of the time of TensorFlow's FFT on a CPU.
-  kernel = tf.constant(frame_transform()[:, np.newaxis, :])
+  kernel = tf.constant(dft_matrix()[:, np.newaxis, :])
   samples = tf.cast(waveforms, tf.float32)[:, :, tf.newaxis]
   parts = convolution.convolve(samples, kernel, FRAME_SHIFT)
   real, imaginary = tf.split(parts, 2, axis=-1)
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))
-  bins = tf.matmul(spectrum, tf.constant(filters()))
+  bins = tf.matmul(spectrum, tf.constant(mel_filterbank()))
   feature_lengths = num_frames(num_samples)
   # The floor keeps digital silence finite.
   log = tf.math.log(tf.maximum(bins, FLOOR))
@@ -178,7 +178,7 @@ def standardize(
   return centred * tf.math.rsqrt(variance + epsilon)
 
 
-def compute(waveform: np.ndarray) -> np.ndarray:
+def log_mel_numpy(waveform: np.ndarray) -> np.ndarray:
   """Computes the normalised log-mel frames of one utterance, in NumPy.
 
   Args:
@@ -194,9 +194,9 @@ def compute(waveform: np.ndarray) -> np.ndarray:
   )[::FRAME_SHIFT]
   # Rows that overlap in memory would be multiplied without BLAS.
   frames = np.ascontiguousarray(frames)
-  real, imaginary = np.split(frames @ frame_transform(), 2, axis=1)
+  real, imaginary = np.split(frames @ dft_matrix(), 2, axis=1)
   spectrum = np.sqrt(np.square(real) + np.square(imaginary))
-  log = np.log(np.maximum(spectrum @ filters(), FLOOR))
+  log = np.log(np.maximum(spectrum @ mel_filterbank(), FLOOR))
   # Sums in float64: a minute has half a million values.
   centred = log - np.mean(log, dtype=np.float64)
   variance = np.mean(np.square(centred), dtype=np.float64)
@@ -204,7 +204,7 @@ def compute(waveform: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1)
-def frame_transform() -> np.ndarray:
+def dft_matrix() -> np.ndarray:
   """Returns the matrix from a frame to its spectrum.
 
   float32 [400, 514], 257 real parts and 257 imaginary parts: pre-emphasis,
@@ -222,7 +222,7 @@ def frame_transform() -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1)
-def filters() -> np.ndarray:
+def mel_filterbank() -> np.ndarray:
   """Returns float32 [257, F]: weights of the FFT's bins in each mel filter."""
   # HTK's mel scale: 1127 ln(1 + f / 700).
   nyquist = SAMPLE_RATE_HZ / 2

@@ -43,7 +43,7 @@ def draw(
   return (starts > ended) & tf.sequence_mask(feature_lengths, size)
 
 
-def fill(
+def replace_by_noise(
     features: tf.Tensor,
     is_masked: tf.Tensor,
     seeds: tf.Tensor,

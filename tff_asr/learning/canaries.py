@@ -124,7 +124,8 @@ def add_canaries(
 ) -> client_data_lib.RecordClientData:
   """Returns the clients and the canaries.
 
-  Everybody's dataset is one element that carries the id, for `wrap`.
+  Each client's dataset is one element that carries the id, for
+  `only_canaries_contribute`.
 
   Raises:
     ValueError: A client has an id like a canary's.
@@ -212,7 +213,7 @@ class _WithCanaries(client_data_lib.RecordClientData):
     return 0.0
 
 
-def wrap(
+def only_canaries_contribute(
     client_work: tff.learning.templates.ClientWorkProcess,
     *,
     canaries: Canaries,
@@ -241,7 +242,7 @@ def wrap(
     update = canaries.update(name, [layer.shape for layer in layers])
     return tff.learning.templates.ClientResult(
         update=tf.nest.pack_sequence_as(result.update, update),
-        update_weight=client_update.client_number(name),
+        update_weight=client_update.hash_client_id(name),
     )
 
   @tff.federated_computation(state, broadcast, examples)

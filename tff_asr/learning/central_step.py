@@ -137,7 +137,7 @@ class CentralStep:
         tf.convert_to_tensor, (state.finalizer, state.global_model_weights)
     )
     gradients, loss_sum = self._gradients(frozen)(weights, self._parts(batches))
-    with data_parallel.on(self._devices and self._devices[0]):
+    with data_parallel.device_scope(self._devices and self._devices[0]):
       finalizer, weights = self._update(finalizer, weights, gradients)
     metrics = dict(
         loss_sum=loss_sum,
@@ -181,7 +181,7 @@ class CentralStep:
       batch, divisor = part
       return loss_gradients(
           weights,
-          client_update.without_texts(batch),
+          client_update.drop_strings(batch),
           num_utterances=divisor,
       )
 
@@ -196,7 +196,7 @@ class CentralStep:
 
   def _update_graph(self, optimizer_state, weights, live):
     """The clip and the optimizer's step; frozen weights have no gradient."""
-    live = client_update.clip(live, max_norm=self._max_grad_norm)
+    live = client_update.clip_by_global_norm(live, max_norm=self._max_grad_norm)
     gradients = weights_lib.Weights(
         (name, live.get(name)) for name in weights
     )
@@ -213,8 +213,8 @@ def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
     ValueError: The list is empty, or this machine lacks a device.
   """
   if isinstance(devices, str) or not devices:
-    return devices_lib.find(devices)  # Raises.
-  return tuple(devices_lib.find([device])[0] for device in devices)
+    return devices_lib.logical_devices(devices)  # Raises.
+  return tuple(devices_lib.logical_devices([device])[0] for device in devices)
 
 
 def _divide(

@@ -247,7 +247,7 @@ def _build_train(
         optimizer_state, weights, loss_sum = take_step(
             optimizer_state,
             weights,
-            without_texts(pipeline.pad_to_bucket(batch)),
+            drop_strings(pipeline.pad_to_bucket(batch)),
             initial,
         )
         # Padding rows do not count as utterances that were left out.
@@ -387,12 +387,12 @@ def _result(
       num_utterances=tf.where(is_finite, num_utterances, 0.0),
   )
   result = tff.learning.templates.ClientResult(
-      update=delta, update_weight=client_number(client_id)
+      update=delta, update_weight=hash_client_id(client_id)
   )
   return result, measurements
 
 
-def client_number(client_id: tf.Tensor) -> tf.Tensor:
+def hash_client_id(client_id: tf.Tensor) -> tf.Tensor:
   """A number of a client's id, string []: int64 [], below 2^63 - 1.
 
   Two of 10,000 clients have the same one with a probability below 1e-11. No id,
@@ -457,7 +457,7 @@ def step(
           weights,
           anchor,
       )
-    gradients = clip(gradients, max_norm=max_grad_norm)
+    gradients = clip_by_global_norm(gradients, max_norm=max_grad_norm)
     return optimizer.next(optimizer_state, weights, gradients)
 
   live, anchor = (
@@ -507,7 +507,7 @@ def loss_gradients(
   return tape.gradient(mean_loss, live), loss_sum
 
 
-def without_texts(batch: pipeline_lib.Batch) -> pipeline_lib.Batch:
+def drop_strings(batch: pipeline_lib.Batch) -> pipeline_lib.Batch:
   """The batch without its strings, which XLA does not support."""
   return pipeline_lib.Batch(
       (name, value)
@@ -516,7 +516,7 @@ def without_texts(batch: pipeline_lib.Batch) -> pipeline_lib.Batch:
   )
 
 
-def clip(
+def clip_by_global_norm(
     gradients: weights_lib.Weights, *, max_norm: float
 ) -> weights_lib.Weights:
   """Scales gradients down to a global norm, if theirs is larger."""

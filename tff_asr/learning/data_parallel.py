@@ -73,11 +73,11 @@ class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
     sums = {}
     copies = {}
     for device in self._devices:
-      with on(device):
+      with device_scope(device):
         copies[device] = tf.nest.map_structure(tf.identity, shared)
 
     def add(device: Optional[str], batch: _Batch) -> None:
-      with on(device):
+      with device_scope(device):
         found = self._compute(copies[device], batch)
         before = sums.get(device)
         sums[device] = found if before is None else self._merge(before, found)
@@ -111,13 +111,15 @@ class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
     while len(sums) > 1:
       merged = []
       for (device, one), (_, other) in zip(sums[::2], sums[1::2]):
-        with on(device):
+        with device_scope(device):
           merged.append((device, self._merge(one, other)))
       sums = merged + sums[len(sums) // 2 * 2 :]
     ((_, total),) = sums
     return total
 
 
-def on(device: Optional[str]) -> contextlib.AbstractContextManager[None]:
+def device_scope(
+    device: Optional[str]
+) -> contextlib.AbstractContextManager[None]:
   """The device's scope; None for TensorFlow's default device."""
   return contextlib.nullcontext() if device is None else tf.device(device)

@@ -265,7 +265,7 @@ class DpSgd:
       noised, query_state, event = self._query.get_noised_result(
           records, query_state
       )
-      mean = queries.mean(noised, self._batch_size)
+      mean = queries.divide_by_cohort_size(noised, self._batch_size)
       event = event.to_named_tuple()
     finalizer, live = self._optimizer.next(finalizer, live, mean)
     return query_state, event, finalizer, live, squares

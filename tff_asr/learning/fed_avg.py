@@ -137,14 +137,16 @@ def build(
       frozen=frozen,
   )
   if canaries is not None:
-    client_work = canaries_lib.wrap(client_work, canaries=canaries)
+    client_work = canaries_lib.only_canaries_contribute(
+        client_work, canaries=canaries
+    )
   # Deltas of the trained weights, and the clients' numbers.
   result_type = client_work.next.type_signature.result.result.member
   process = tff.learning.templates.compose_learning_process(
       initial_weights,
       distributor,
       client_work,
-      aggregation.create(
+      aggregation.create_weighted_process(
           aggregator,
           value_type=result_type.update,
           weight_type=result_type.update_weight,

@@ -76,13 +76,15 @@ class LayerFreeze:
     sizes = [_count([name], specs) for name in order[:-1]]
     # Parameters that are frozen with none, one, two ... of the layers.
     frozen = np.cumsum([0, *sizes])
-    number = np.argmin(np.abs(frozen - self.share * weights_lib.count(specs)))
+    number = np.argmin(
+        np.abs(frozen - self.share * weights_lib.num_parameters(specs))
+    )
     return sorted(order[:number])
 
 
-def described(frozen: Collection[str], specs: weights_lib.Specs) -> str:
+def describe(frozen: Collection[str], specs: weights_lib.Specs) -> str:
   """Returns the frozen part of a model, and its effect on noise, in words."""
-  total, count = weights_lib.count(specs), _count(frozen, specs)
+  total, count = weights_lib.num_parameters(specs), _count(frozen, specs)
   return (
       f'{len(frozen)} of {len(specs)} tensors are frozen, with {count:,} of '
       f'{total:,} parameters ({100 * count / total:.1f} %); the norm of noise '
@@ -122,7 +124,7 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
   return sorted(found)
 
 
-def normalized(squares: Mapping[str, float]) -> dict[str, float]:
+def normalize_scores(squares: Mapping[str, float]) -> dict[str, float]:
   """Scores: squared norms over their sum; all 0 if that is 0."""
   total = sum(squares.values())
   return {
@@ -132,4 +134,4 @@ def normalized(squares: Mapping[str, float]) -> dict[str, float]:
 
 def _count(names: Collection[str], specs: weights_lib.Specs) -> int:
   """Parameters of these tensors."""
-  return weights_lib.count({name: specs[name] for name in names})
+  return weights_lib.num_parameters({name: specs[name] for name in names})

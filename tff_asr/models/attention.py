@@ -30,8 +30,8 @@ _MASKED = -1e9
 def specs(*, dim: int) -> weights_lib.Specs:
   """Weights `wqkv` [D, 3 D] and `wf` [D, D]."""
   return {
-      'wf': weights_lib.matrix(dim, dim),
-      'wqkv': weights_lib.matrix(dim, 3 * dim),
+      'wf': weights_lib.matrix_spec(dim, dim),
+      'wqkv': weights_lib.matrix_spec(dim, 3 * dim),
   }
 
 
@@ -87,7 +87,7 @@ def relative_specs(*, dim: int) -> weights_lib.Specs:
       **specs(dim=dim),
       'u': weights_lib.zeros(dim),
       'v': weights_lib.zeros(dim),
-      'wr': weights_lib.matrix(dim, dim),
+      'wr': weights_lib.matrix_spec(dim, dim),
   }
 
 

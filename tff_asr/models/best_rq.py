@@ -58,7 +58,7 @@ class BestRqModel:
   """
 
   encoder: encoder_lib.Encoder
-  quantizer: quantizer_lib.Quantizer
+  quantizer: quantizer_lib.RandomProjectionQuantizer
   start_prob: float
   span_frames: int
   noise_stddev: float
@@ -98,7 +98,7 @@ class BestRqModel:
         [batch_size, num_labels, num_stacked],
     )
     return Masked(
-        features=span_masks.fill(
+        features=span_masks.replace_by_noise(
             features, is_hidden, split[:, 1], noise_stddev=self.noise_stddev
         ),
         feature_lengths=feature_lengths,
@@ -172,7 +172,7 @@ class BestRqModel:
 def build(
     *,
     encoder: encoder_lib.Encoder,
-    quantizer: quantizer_lib.Quantizer,
+    quantizer: quantizer_lib.RandomProjectionQuantizer,
     start_prob: float = 0.01,
     span_sec: float = 0.4,
     noise_stddev: float = 0.1,
@@ -212,7 +212,7 @@ def build(
   dim, num_codes = encoder.output_dim, quantizer.num_codes
   prediction = {
       'bias': weights_lib.WeightSpec((num_codes,), limit=1 / math.sqrt(dim)),
-      'kernel': weights_lib.matrix(dim, num_codes),
+      'kernel': weights_lib.matrix_spec(dim, num_codes),
   }
   return BestRqModel(
       encoder=encoder,

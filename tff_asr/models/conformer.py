@@ -124,8 +124,8 @@ def _block_specs(
   layer_norm = weights_lib.prefix('ln', layers.norm_specs(dim))
   mlp = {
       **layer_norm,
-      'w1': weights_lib.matrix(dim, mlp_dim),
-      'w2': weights_lib.matrix(mlp_dim, dim),
+      'w1': weights_lib.matrix_spec(dim, mlp_dim),
+      'w2': weights_lib.matrix_spec(mlp_dim, dim),
   }
   attention_specs = (
       attention.relative_specs if relative_attention else attention.specs
@@ -136,8 +136,8 @@ def _block_specs(
           (kernel_size, dim), limit=1 / math.sqrt(kernel_size)
       ),
       **weights_lib.prefix('gn', layers.norm_specs(dim)),
-      'w3': weights_lib.matrix(dim, 2 * dim),
-      'w4': weights_lib.matrix(dim, dim),
+      'w3': weights_lib.matrix_spec(dim, 2 * dim),
+      'w4': weights_lib.matrix_spec(dim, dim),
   }
   return {
       **layer_norm,

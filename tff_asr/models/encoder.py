@@ -93,7 +93,7 @@ def stack(
     if embed is not None:
       hidden += embed(lengths, size, seeds.pop(0))
     # Attention and norms must leave out padded frames.
-    valid = layers.mask(lengths, size)
+    valid = layers.length_mask(lengths, size)
     for name, block_seed in zip(names, seeds, strict=True):
       block_weights = weights_lib.select(name, weights)
       hidden = apply_block(block_weights, hidden, valid, block_seed)

@@ -92,7 +92,7 @@ def group_norm(
   return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
 
 
-def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def length_mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
   """Returns float32 [B, size, 1]: 1 before each length, 0 from it on."""
   return tf.sequence_mask(lengths, size, tf.float32)[:, :, tf.newaxis]
 
@@ -143,7 +143,7 @@ def _draw(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
   )
 
 
-def rounded(inputs: tf.Tensor, dtype: str) -> tf.Tensor:
+def round_to_dtype(inputs: tf.Tensor, dtype: str) -> tf.Tensor:
   """Rounds float32 values to those of a dtype."""
   return tf.cast(tf.cast(inputs, dtype), tf.float32)
 

@@ -53,7 +53,7 @@ def cape(
     draws = layers.uniform([tf.shape(lengths)[0], 1], seed)
     seconds += draws * (2 * max_shift_sec) - max_shift_sec
   embedding = sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
-  return embedding * layers.mask(lengths, size)
+  return embedding * layers.length_mask(lengths, size)
 
 
 def sinusoidal(lengths: tf.Tensor, size: tf.Tensor, *, dim: int) -> tf.Tensor:
@@ -70,7 +70,7 @@ def sinusoidal(lengths: tf.Tensor, size: tf.Tensor, *, dim: int) -> tf.Tensor:
     past each length.
   """
   embedding = sinusoids(_frames(size), dim=dim)
-  return embedding * layers.mask(lengths, size)
+  return embedding * layers.length_mask(lengths, size)
 
 
 def sinusoids(

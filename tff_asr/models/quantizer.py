@@ -27,7 +27,7 @@ _VARIANCE_EPSILON = 1e-5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantizer:
+class RandomProjectionQuantizer:
   """A frozen quantizer.
 
   Attributes:

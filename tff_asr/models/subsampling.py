@@ -97,11 +97,11 @@ def build_3x(
   num_padded = _KERNEL_3X - STRIDE_3X
 
   def apply(weights, features, feature_lengths, seed):
-    valid = layers.mask(feature_lengths, tf.shape(features)[1])
+    valid = layers.length_mask(feature_lengths, tf.shape(features)[1])
     # Again: the zeros of SpecAugment have changed mean and variance.
     normed = log_mel.normalize(features, feature_lengths)
     scaled = normed * weights['input_scale'] + weights['input_bias']
-    scaled = layers.rounded(scaled * valid, input_dtype)
+    scaled = layers.round_to_dtype(scaled * valid, input_dtype)
     # The kernel is centred on its group of 3 frames.
     pad_left = num_padded // 2
     if padding == FLAX_SAME:
@@ -149,13 +149,13 @@ def build_4x(
       'bias_out': weights_lib.zeros(dim),
       'kernel_1': _kernel_4x(1, channels),
       'kernel_2': _kernel_4x(channels, channels),
-      'kernel_out': weights_lib.matrix(
+      'kernel_out': weights_lib.matrix_spec(
           feature_dim // STRIDE_4X * channels, dim
       ),
   }
 
   def apply(weights, features, feature_lengths, seed):
-    valid = layers.mask(feature_lengths, tf.shape(features)[1])
+    valid = layers.length_mask(feature_lengths, tf.shape(features)[1])
     # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
     hidden = tf.where(valid > 0, features, 0.0)[:, :, :, tf.newaxis]
     hidden = tf.cast(hidden, activation_dtype)
@@ -167,7 +167,9 @@ def build_4x(
       )
       lengths = lengths // _CONV_STRIDE_4X
       # The bias made padding nonzero, which the next convolution would read.
-      valid = layers.mask(lengths, tf.shape(hidden)[1])[:, :, :, tf.newaxis]
+      valid = layers.length_mask(
+          lengths, tf.shape(hidden)[1]
+      )[:, :, :, tf.newaxis]
       hidden *= tf.cast(valid, activation_dtype)
     batch_size, size, _, _ = tf.unstack(tf.shape(hidden))
     flat = hidden.shape[2] * hidden.shape[3]

@@ -106,7 +106,7 @@ def build(
           max_shift_sec=max_shift_sec,
           seed=seed,
       )
-    return layers.rounded(embedded, entry_dtype)
+    return layers.round_to_dtype(embedded, entry_dtype)
 
   return encoder.stack(
       subsampling.build_3x(
@@ -138,8 +138,8 @@ def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
       **attention.specs(dim=dim),
       **weights_lib.prefix('ln1', layers.norm_specs(dim)),
       **weights_lib.prefix('ln2', layers.norm_specs(dim)),
-      'w1': weights_lib.matrix(dim, mlp_dim),
-      'w2': weights_lib.matrix(mlp_dim, dim),
+      'w1': weights_lib.matrix_spec(dim, mlp_dim),
+      'w2': weights_lib.matrix_spec(mlp_dim, dim),
   }
 
 

@@ -41,7 +41,7 @@ def seed_pair(seed: int) -> tuple[int, int]:
   return seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF
 
 
-def matrix(fan_in: int, fan_out: int) -> WeightSpec:
+def matrix_spec(fan_in: int, fan_out: int) -> WeightSpec:
   """A [fan_in, fan_out] matrix, uniform with variance 1 / (3 fan_in)."""
   return WeightSpec((fan_in, fan_out), limit=1 / math.sqrt(fan_in))
 
@@ -130,7 +130,7 @@ def to_tensors(
   )
 
 
-def differences(
+def shape_mismatches(
     shapes: Mapping[str, tuple[int, ...]], specs: Specs
 ) -> list[str]:
   """Differences of some weights' shapes from `specs`, in words."""
@@ -148,6 +148,6 @@ def differences(
   return problems
 
 
-def count(specs: Specs) -> int:
+def num_parameters(specs: Specs) -> int:
   """Number of parameters."""
   return sum(math.prod(spec.shape) for spec in specs.values())

@@ -156,7 +156,7 @@ class SecureSum:
       )
 
 
-def check_noise(
+def check_noise_fits_sampling(
     sampling: Sampling,
     strategy: Optional[strategies.Toeplitz],
     secure_sum: Optional[SecureSum] = None,
@@ -222,7 +222,7 @@ class RoundGroup:
     checks.in_range(0, _MAX_ROUNDS, **{'count of rounds': self.count})
     # Without noise there is no guarantee, so any cohorts will do.
     if self.noise_multiplier:
-      check_noise(self.sampling, self.strategy, self.secure_sum)
+      check_noise_fits_sampling(self.sampling, self.strategy, self.secure_sum)
 
   @property
   def sensitivity(self) -> float:
@@ -247,7 +247,7 @@ class SamplerErrorDpEvent(dp_accounting.DpEvent):
   epsilon: float
 
 
-def neighbouring(
+def neighboring_relation(
     rounds: Sequence[RoundGroup],
 ) -> dp_accounting.NeighboringRelation:
   """Returns the neighbouring relation that holds for all these rounds.
@@ -285,7 +285,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   Raises:
     ValueError: Kinds of sampling do not go together.
   """
-  relation = neighbouring(rounds)
+  relation = neighboring_relation(rounds)
   counts = collections.Counter()
   events = []
   for group in rounds:

@@ -99,7 +99,7 @@ class Bound:
   num_correct: int
 
 
-class Guesses(NamedTuple):
+class CanaryGuesses(NamedTuple):
   """How many coins there were, and were guessed.
 
   Attributes:
@@ -190,7 +190,7 @@ def likelihood_ratios(
   return np.where(prob == 1, whole, each.sum(axis=0))
 
 
-def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
+def p_value(guesses: CanaryGuesses, *, epsilon: float, delta: float) -> float:
   """Bounds the probability of so many right guesses under (epsilon, delta)-DP.
 
   Args:
@@ -215,7 +215,7 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 
 
 def epsilon_bound(
-    guesses: Guesses, *, delta: float, confidence: float
+    guesses: CanaryGuesses, *, delta: float, confidence: float
 ) -> float:
   """Returns the largest epsilon that these guesses refute, at least 0.
 
@@ -267,7 +267,7 @@ def lower_bound(
   return max(bounds, key=lambda bound: bound.epsilon)
 
 
-def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[Guesses]:
+def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[CanaryGuesses]:
   """What comes of each way to guess.
 
   The k highest ratios are guessed to be in, and the k lowest out or nobody
@@ -281,7 +281,9 @@ def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[Guesses]:
   while k >= _MIN_GUESSES:
     right = int(ins[-k:].sum())
     both = right + int((~ins[:k]).sum())
-    found += [Guesses(len(ins), k, right), Guesses(len(ins), 2 * k, both)]
+    found += [
+        CanaryGuesses(len(ins), k, right), CanaryGuesses(len(ins), 2 * k, both)
+    ]
     k //= 2
   return found
 

@@ -137,7 +137,7 @@ def rounds_for_epsilon(
   return found - 1
 
 
-def grow(
+def scale_cohort(
     group: accounting.RoundGroup,
     *,
     cohort_size: int,
@@ -185,7 +185,7 @@ def grow(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scale:
+class ScaledRun:
   """A run grown by a factor that keeps the noise on the mean.
 
   Attributes:
@@ -201,16 +201,16 @@ class Scale:
   epsilon: float
 
 
-def smallest_scale(
+def smallest_scaled_run(
     rounds: Sequence[accounting.RoundGroup],
     *,
     target_epsilon: float,
     delta: float,
-) -> Scale:
+) -> ScaledRun:
   """Returns the smallest run with this noise on the mean and that epsilon.
 
-  Each group grows (see `grow`) by one factor, the same for all; the rounds and
-  q stay. A run within the target already is returned as it is.
+  Each group grows (see `scale_cohort`) by one factor, the same for all; the
+  rounds and q stay. A run within the target already is returned as it is.
 
   Args:
     rounds: Groups that may differ; at least one with rounds.
@@ -237,7 +237,9 @@ def smallest_scale(
 
   def grow_all(size: int) -> list[accounting.RoundGroup]:
     return [
-        grow(group, cohort_size=-(-group.sampling.cohort_size * size // base))
+        scale_cohort(
+            group, cohort_size=-(-group.sampling.cohort_size * size // base)
+        )
         for group in rounds
     ]
 
@@ -250,7 +252,7 @@ def smallest_scale(
         f'No size of cohort gives epsilon {target_epsilon} at delta {delta}.'
     )
   grown = grow_all(size)
-  return Scale(
+  return ScaledRun(
       cohort_size=grown[-1].sampling.cohort_size,
       population=grown[-1].sampling.population,
       noise_multiplier=grown[-1].noise_multiplier,

@@ -231,4 +231,6 @@ def _draw(
   return [drawn]
 
 
-_draw_on_host = host_op.register('tff_asr.privacy.discrete_gaussian', _draw)
+_draw_on_host = host_op.register_numpy_op(
+    'tff_asr.privacy.discrete_gaussian', _draw
+)

@@ -114,7 +114,7 @@ class Plan(NamedTuple):
   min_clients: int
 
 
-def plan(
+def choose_parameters(
     *,
     num_elements: int,
     noise_multiplier: float,
@@ -240,7 +240,7 @@ class DistributedSumQuery:
       rotation: str = 'dft',
       modulus_stddevs: float = 4.0,
   ):
-    """Creates the query; see `plan` for what is not here.
+    """Creates the query; see `choose_parameters` for what is not here.
 
     Args:
       record_specs: Nest of float32 `tf.TensorSpec`, like a record.
@@ -274,7 +274,7 @@ class DistributedSumQuery:
     if rotation == 'dft':
       num_blocks, length = _padded(self._size)
       self._size = 2 * num_blocks * length
-    self.plan = plan(
+    self.plan = choose_parameters(
         num_elements=self._size,
         noise_multiplier=noise_multiplier,
         num_clients=num_clients,

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python.ops import script_ops
 
 
-def register(
+def register_numpy_op(
     name: str, function: Callable[..., Sequence[np.ndarray]]
 ) -> Callable[..., list[tf.Tensor]]:
   """Returns a function as an op, which calls it when the graph runs.

@@ -104,7 +104,9 @@ class Round:
   secure_sum: Optional[accounting.SecureSum] = None
 
   def __post_init__(self):
-    accounting.check_noise(self.sampling, self.strategy, self.secure_sum)
+    accounting.check_noise_fits_sampling(
+        self.sampling, self.strategy, self.secure_sum
+    )
     if self.strategy is not None:
       # The strategy's sensitivity is known for a limited number of rounds.
       strategies.check_num_rounds(self.round_num + 1)

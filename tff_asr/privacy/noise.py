@@ -249,7 +249,7 @@ def _draw(
   return [points[: int(size)] for points, size in zip(drawn, sizes)]
 
 
-_draw_on_host = host_op.register('tff_asr.privacy.noise', _draw)
+_draw_on_host = host_op.register_numpy_op('tff_asr.privacy.noise', _draw)
 
 
 def _fill(

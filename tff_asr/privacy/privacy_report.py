@@ -172,7 +172,7 @@ class PrivacyReport:
 
   @property
   def neighbouring_relation(self) -> dp_accounting.NeighboringRelation:
-    return accounting.neighbouring(self.rounds)
+    return accounting.neighboring_relation(self.rounds)
 
   @property
   def is_clipped(self) -> bool:
@@ -241,14 +241,14 @@ class PrivacyReport:
     return f'({epsilon}, {self.delta:g})-differential privacy'
 
   @functools.cached_property
-  def scale(self) -> Optional[calibration.Scale]:
+  def scale(self) -> Optional[calibration.ScaledRun]:
     """The smallest run with this noise on the mean that is private.
 
     None without noise or rounds.
     """
     if not self.num_rounds or not self.is_noised:
       return None
-    return calibration.smallest_scale(
+    return calibration.smallest_scaled_run(
         self.rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=self.delta
     )
 
@@ -505,7 +505,7 @@ def extrapolate(
   grown = [
       dataclasses.replace(
           report,
-          rounds=(calibration.grow(
+          rounds=(calibration.scale_cohort(
               group, cohort_size=cohort_size, population=population
           ),),
           other_units=(),

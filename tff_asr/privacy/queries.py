@@ -71,7 +71,7 @@ class MechanismState(NamedTuple):
   @property
   def is_correlated(self) -> bool:
     """Whether noise is correlated over rounds."""
-    return np.size(self.output_scale) > 0
+    return bool(tf.nest.flatten(self.buffers))
 
   def restarted(self) -> 'MechanismState':
     """The state at the start of another mechanism: no noise to cancel."""
@@ -450,7 +450,9 @@ def nan_if_unkeyed(
   return tf.where(is_keyed, value, math.nan)
 
 
-def mean(noised: clipping_lib.Nest, cohort_size: float) -> clipping_lib.Nest:
+def divide_by_cohort_size(
+    noised: clipping_lib.Nest, cohort_size: float
+) -> clipping_lib.Nest:
   """Returns a noised sum over a public number, rounded to float32 once.
 
   Args:

@@ -42,7 +42,7 @@ _RESOLUTION = 2.0**-12
 _NUM_VIEWS = 4
 
 
-class Layer(NamedTuple):
+class LayerResiduals(NamedTuple):
   """A layer of all rounds, in units of the noise's stated deviation.
 
   Attributes:
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
   known: np.ndarray
 
 
-class Test(NamedTuple):
+class ResidualTest(NamedTuple):
   """The result of a test.
 
   Attributes:
@@ -82,8 +82,8 @@ class _Finding(NamedTuple):
 
 
 def run_tests(
-    layers: Iterable[Layer], *, covariance: np.ndarray
-) -> list[Test]:
+    layers: Iterable[LayerResiduals], *, covariance: np.ndarray
+) -> list[ResidualTest]:
   """Tests residuals by layers, elements, rounds (if several) and sums.
 
   Args:
@@ -121,7 +121,7 @@ def run_tests(
   for name, found in findings.items():
     if found:
       text, p_value = _smallest(found)
-      tests.append(Test(name, text, min(1.0, _NUM_VIEWS * p_value)))
+      tests.append(ResidualTest(name, text, min(1.0, _NUM_VIEWS * p_value)))
   return tests
 
 

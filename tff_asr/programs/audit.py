@@ -91,7 +91,7 @@ async def audit(
   covariance = noise_covariance(ledger.rounds, num_rounds=results['rounds'])
   released = _Released(rounds.records(results['rounds']), canaries)
   tests = [
-      charged_test(
+      check_charged_noise(
           released.noise_ratios,
           charged=max(group.noise_multiplier for group in ledger.rounds),
       ),
@@ -173,12 +173,12 @@ def _measure(
   return bound, estimate
 
 
-def charged_test(
+def check_charged_noise(
     noise_ratios: Sequence[float], *, charged: float
-) -> residuals.Test:
+) -> residuals.ResidualTest:
   """Compares the stated noise over the clip with the ledger's: certain."""
   least = min(noise_ratios)
-  return residuals.Test(
+  return residuals.ResidualTest(
       'charged',
       f'noise / clip is {least:.4g}, charged is {charged:.4g}',
       # Both were rounded to float32.
@@ -310,7 +310,7 @@ class _Released:
     # releases' mean squares, [T]; and the mean square of their sum, [].
     self._inner, self._squares, self._sum_square = [], [], []
 
-  def layers(self) -> Iterator[residuals.Layer]:
+  def layers(self) -> Iterator[residuals.LayerResiduals]:
     """Yields the layers of all rounds, and keeps what `scores` need of them."""
     for place, (name, first) in enumerate(self._rounds[0].layers.items()):
       released = np.stack([
@@ -329,7 +329,7 @@ class _Released:
       self._squares.append(np.mean(released**2, axis=1))
       self._sum_square.append(np.mean(released.sum(axis=0) ** 2))
       ratios = self.noise_ratios[:, None]
-      yield residuals.Layer(
+      yield residuals.LayerResiduals(
           name, (released - known) / ratios, known / ratios
       )
 
@@ -400,7 +400,7 @@ def layer_norms(
   return norms
 
 
-def _table(tests: Sequence[residuals.Test]) -> str:
+def _table(tests: Sequence[residuals.ResidualTest]) -> str:
   """The tests, one a line."""
   lines = [f'{"test":<11}{"p":<9}{"":<7}most unlikely in it']
   for test in tests:

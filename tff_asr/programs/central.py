@@ -56,7 +56,7 @@ class DataPosition(NamedTuple):
   batch: np.ndarray
 
 
-class LoopState(NamedTuple):
+class CentralLoopState(NamedTuple):
   """Values that a run keeps from step to step.
 
   Attributes:
@@ -82,7 +82,7 @@ class LoopState(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CentralTraining(
     training_loop.TrainingRun[
-        list[pipeline_lib.Batch], DataPosition, LoopState
+        list[pipeline_lib.Batch], DataPosition, CentralLoopState
     ]
 ):
   """Steps on batches of all speakers' utterances.
@@ -219,8 +219,8 @@ class CentralTraining(
     zeros = np.zeros([self.num_loaders], np.int64)
     return DataPosition(np.int64(0), zeros, zeros)
 
-  def init_loop_state(self, weights: weights_lib.Weights) -> LoopState:
-    return LoopState(best_weights=weights)
+  def init_loop_state(self, weights: weights_lib.Weights) -> CentralLoopState:
+    return CentralLoopState(best_weights=weights)
 
   def sample(
       self, data_position: DataPosition
@@ -235,14 +235,14 @@ class CentralTraining(
 
   def process_round(
       self,
-      loop_state: LoopState,
+      loop_state: CentralLoopState,
       result: private_rounds.RoundResult[
           list[pipeline_lib.Batch], DataPosition
       ],
       *,
       round_num: int,
       shows_exact: bool,
-  ) -> tuple[LoopState, dict[str, float]]:
+  ) -> tuple[CentralLoopState, dict[str, float]]:
     del shows_exact  # Nothing is private.
     loss_sum = float(result.output.metrics['loss_sum'])
     num_utterances = float(result.output.metrics['num_utterances'])
@@ -273,10 +273,10 @@ class CentralTraining(
 
   def after_evaluation(
       self,
-      loop_state: LoopState,
+      loop_state: CentralLoopState,
       weights: weights_lib.Weights,
       metrics: Mapping[str, float],
-  ) -> LoopState:
+  ) -> CentralLoopState:
     loop_state = loop_state._replace(
         loss_sum=0.0, num_utterances=0.0, audio_sec=0.0, padded_sec=0.0
     )
@@ -293,7 +293,7 @@ class CentralTraining(
         evaluations_since_best=loop_state.evaluations_since_best + 1
     )
 
-  def is_converged(self, loop_state: LoopState) -> bool:
+  def is_converged(self, loop_state: CentralLoopState) -> bool:
     return (
         self.patience is not None
         and loop_state.evaluations_since_best >= self.patience

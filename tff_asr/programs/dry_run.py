@@ -33,15 +33,15 @@ async def describe(training: training_loop.TrainingRun) -> str:
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
   rows = {
-      'parameters': f'{weights_lib.count(specs):,}',
+      'parameters': f'{weights_lib.num_parameters(specs):,}',
       'saved states': _saved_states(training, state_bytes),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
   if frozen := process_lib.frozen_layers(state):
-    trained = weights_lib.count(weights_lib.without(frozen, specs))
+    trained = weights_lib.num_parameters(weights_lib.without(frozen, specs))
     rows['trained'] = (
-        f'{trained:,} of them; {layer_freeze.described(frozen, specs)}'
+        f'{trained:,} of them; {layer_freeze.describe(frozen, specs)}'
     )
   if sampling is not None:
     inherited = training_loop.read_inherited(training)

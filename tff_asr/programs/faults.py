@@ -241,12 +241,12 @@ def explained_shortage(*, shows_details: bool = True) -> Iterator[None]:
     yield
   except Exception as error:
     cause = error
-    while cause is not None and client_round.shortage(cause) is None:
+    while cause is not None and client_round.exhausted_resource(cause) is None:
       cause = cause.__cause__
     # An OSError itself says what to change.
     if cause is None or isinstance(error, OSError):
       raise
-    number = client_round.shortage(cause)
+    number = client_round.exhausted_resource(cause)
     problem, advice = _SHORTAGES[number]
     details = ''
     if shows_details:

@@ -94,7 +94,7 @@ class Pretraining(
       with collect:
         self._check_target()
       with collect:
-        devices_lib.find(self.devices)
+        devices_lib.logical_devices(self.devices)
       with collect:
         for clip in self.measured_clips:
           checks.positive(measured_clips=clip)
@@ -141,8 +141,8 @@ class Pretraining(
           'one charged: write it again with --drop_copies --overwrite.'
       )
 
-  def _build_examples(self, key: np.ndarray) -> examples_lib.Examples:
-    return examples_lib.Examples(
+  def _build_examples(self, key: np.ndarray) -> examples_lib.ExampleSampler:
+    return examples_lib.ExampleSampler(
         self.client_data,
         pipeline=self.pipeline,
         batch_size=self.batch_size,
@@ -162,7 +162,7 @@ class Pretraining(
     return self.freeze.choose(scores, self.model.specs)
 
   @functools.cached_property
-  def _examples(self) -> examples_lib.Examples:
+  def _examples(self) -> examples_lib.ExampleSampler:
     key = keys.from_seed(self.seed)
     if self.build_query is not None:
       # Amplification by sampling needs a secret key.
@@ -178,7 +178,7 @@ class Pretraining(
         seed=self.seed,
         build_query=self.build_query,
         frozen=self._choose_frozen(),
-        devices=devices_lib.find(self.devices),
+        devices=devices_lib.logical_devices(self.devices),
         gradients=self.gradients,
         buckets=self.pipeline.buckets,
         jit_compile=self.jit_compile,
@@ -267,7 +267,7 @@ class Pretraining(
         'batch_size': self.batch_size,
         'population': self._examples.sampling.population,
         'frozen': frozen,
-        'trained_parameters': weights_lib.count(
+        'trained_parameters': weights_lib.num_parameters(
             weights_lib.without(frozen, self.model.specs)
         ),
     }
@@ -339,7 +339,7 @@ class MaskedEvaluator:
       pipeline: Gives features and batches.
       client_data: The speakers; all their utterances within the limit.
     """
-    examples = examples_lib.Examples(
+    examples = examples_lib.ExampleSampler(
         client_data, pipeline=pipeline, batch_size=1, key=keys.from_seed(0)
     )
     self.client_data = client_data

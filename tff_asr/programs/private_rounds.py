@@ -303,7 +303,7 @@ class PrivateRoundRunner:
     if self._sampling.min_sep is not None:
       # Start another mechanism: it shares no noise and no draw with this one.
       cohort_state = cohort_state._replace(round_num=np.int64(0))
-      state = without_noise(state)
+      state = restart_mechanism(state)
     if not self.fits_budget(state, cohort_state):
       raise BudgetError(
           'A round came out differently when it was repeated, and charging it '
@@ -401,7 +401,7 @@ def keep_noise(
   return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
 
 
-def without_noise(state: process_lib.State) -> process_lib.State:
+def restart_mechanism(state: process_lib.State) -> process_lib.State:
   """Returns a learning process's state at the start of another mechanism."""
   return _replace_query_state(state, query_state(state).restarted())
 
@@ -494,7 +494,7 @@ def check_first_round(
   """
   rounds = inherited.after([0], _cost(state, sampling))
   # Raises if the inherited rounds have another neighbouring relation.
-  accounting.neighbouring(rounds)
+  accounting.neighboring_relation(rounds)
   target = settings.target_epsilon
   if target is None:
     return
@@ -623,10 +623,17 @@ def _cost(
     )
     sampler_epsilon = distributed.sampler_epsilon(event)
   else:
+    # Laplace noise has a noise multiplier, too, and another cost.
+    if strategy is None and type(event) is not dp_accounting.GaussianDpEvent:
+      raise ValueError(
+          f'the aggregator reports a {type(event).__name__}, which the ledger '
+          'cannot charge: report a GaussianDpEvent, or add the event to '
+          'private_rounds._cost and accounting.compose.'
+      )
     sampler_epsilon = queries.sampler_epsilon(
         in_steps, num_elements=num_elements
     )
-  accounting.check_noise(sampling, strategy, secure_sum)
+  accounting.check_noise_fits_sampling(sampling, strategy, secure_sum)
   if strategy and int(event.min_sep) != sampling.min_sep:
     raise ValueError(
         f'the noise is made for clients {int(event.min_sep)} rounds '

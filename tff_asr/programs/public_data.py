@@ -59,7 +59,7 @@ class _Speakers(NamedTuple):
   is_complete: bool = True
 
 
-class Check(NamedTuple):
+class OverlapCheck(NamedTuple):
   """Findings of the check of a run.
 
   Attributes:
@@ -112,7 +112,7 @@ class OverlapCounts(NamedTuple):
     )
 
 
-def check(
+def check_overlap(
     *,
     train_data: tff.simulation.datasets.ClientData,
     dev_data: Optional[tff.simulation.datasets.ClientData],
@@ -120,7 +120,7 @@ def check(
     parent_runs: Mapping[str, str],
     is_protected: bool,
     on_shared_data: str,
-) -> Check:
+) -> OverlapCheck:
   """Compares what a run calls public with what it, or its parents, protect.
 
   Args:
@@ -168,7 +168,7 @@ def check(
     )
   if dev is not None and not is_protected:
     _warn_of_trained_dev_speakers(train, dev)
-  return Check(invalidations, unchecked, tuple(dict.fromkeys(sources)))
+  return OverlapCheck(invalidations, unchecked, tuple(dict.fromkeys(sources)))
 
 
 def _warn_of_trained_dev_speakers(train: _Speakers, dev: _Speakers) -> None:

@@ -107,7 +107,7 @@ async def load(
   Returns:
     The state, or None if none was saved; its number; and the problem with
     secrets.safetensors, or ''. With a problem, the keys are those of
-    `initial`: see `renewed`.
+    `initial`: see `with_new_keys`.
 
   Raises:
     DamagedFileError: All saved states are damaged.
@@ -145,7 +145,7 @@ async def load(
   return _joined(saved, new_secrets._replace(noise=noise)), number, problem
 
 
-def renewed(
+def with_new_keys(
     folder: run_dir.RunDir,
     state: RunState,
     number: int,
@@ -174,7 +174,7 @@ def renewed(
   if sampling.min_sep is not None:
     # The old keys and buffers are lost, so the mechanism cannot continue.
     state = state._replace(
-        process=private_rounds.without_noise(state.process),
+        process=private_rounds.restart_mechanism(state.process),
         data_position=state.data_position._replace(round_num=np.int64(0)),
     )
   # Split again: the secrets must name the head that the state was saved with.

@@ -270,10 +270,10 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
     state = await self.init_process_state()
     frozen = process_lib.frozen_layers(state)
     if frozen:
-      print(f'freeze: {layer_freeze.described(frozen, self.model.specs)}')
+      print(f'freeze: {layer_freeze.describe(frozen, self.model.specs)}')
     if self.init_from_run is None:
       return state
-    weights = warm_start.updated(
+    weights = warm_start.replace_weights(
         state.global_model_weights,
         run=self.init_from_run,
         model=self.model,
@@ -393,7 +393,7 @@ def read_inherited(training: TrainingRun) -> ledger_lib.Inherited:
 
 def check_public_data(
     training: TrainingRun, process_state: process_lib.State
-) -> public_data.Check:
+) -> public_data.OverlapCheck:
   """Checks that public data share no speakers with private ones.
 
   Args:
@@ -402,10 +402,10 @@ def check_public_data(
       whether there is noise.
 
   Raises:
-    ValueError: As `public_data.check`.
+    ValueError: As `public_data.check_overlap`.
   """
   evaluator = training.evaluator
-  return public_data.check(
+  return public_data.check_overlap(
       train_data=training.client_data,
       dev_data=None if evaluator is None else evaluator.client_data,
       selects_on_dev=training.selects_on_dev,
@@ -432,7 +432,7 @@ class _OpenRun(NamedTuple):
   folder: run_dir.RunDir
   ledger: Optional[ledger_lib.Ledger]
   private: Optional[private_rounds.PrivateRoundRunner]
-  public: public_data.Check
+  public: public_data.OverlapCheck
   shows_exact: bool
 
   def is_over(self, state: run_state.RunState, round_num: int) -> bool:
@@ -626,7 +626,7 @@ def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
     ) from None
   except client_round.ClientError as error:
     # The caller explains shortages; see `faults.explained_shortage`.
-    shortage = client_round.shortage(error.__cause__)
+    shortage = client_round.exhausted_resource(error.__cause__)
     if shows_exact or shortage is not None:
       raise
     # Without the cause, which describes the client's failure.
@@ -786,7 +786,7 @@ def _open_private(
       ledger=ledger,
       noise=state.noise,
       sampling=training.sampling,
-      configuration=run_dir.digest(training.configuration),
+      configuration=run_dir.config_digest(training.configuration),
       settings=training.privacy,
   )
   if not runner.claims_epsilon(state.process):
@@ -800,7 +800,7 @@ def _begin(
     training: TrainingRun,
     folder: run_dir.RunDir,
     initial: run_state.RunState,
-    public: public_data.Check,
+    public: public_data.OverlapCheck,
     stack: contextlib.AsyncExitStack,
 ) -> tuple[run_state.RunState, Optional[ledger_lib.Ledger]]:
   """Starts the ledger of a new run, if it has one."""
@@ -823,7 +823,7 @@ def _resume_ledger(
     training: TrainingRun,
     folder: run_dir.RunDir,
     saved: run_state.RunState,
-    public: public_data.Check,
+    public: public_data.OverlapCheck,
     stack: contextlib.AsyncExitStack,
 ) -> Optional[ledger_lib.Ledger]:
   """Opens the ledger of a resumed run, if it has one."""
@@ -876,7 +876,7 @@ def _resume_keys(
     )
   if not is_copy and not secrets_problem:
     return saved
-  return run_state.renewed(
+  return run_state.with_new_keys(
       folder,
       saved,
       round_num,

@@ -30,7 +30,7 @@ _SCORES = 'layer_scores.csv'
 _NORMS = 'gradient_norms.csv'
 
 
-def updated(
+def replace_weights(
     weights: weights_lib.Weights,
     *,
     run: str,
@@ -67,7 +67,7 @@ def updated(
     print(
         f'seed: {run} is a pre-trained encoder without a CTC head: the encoder '
         f'is taken, {_size(specs)}; new: {", ".join(sorted(new))} '
-        f'({weights_lib.count(new):,} parameters); dropped: '
+        f'({weights_lib.num_parameters(new):,} parameters); dropped: '
         f'{", ".join(sorted(left))}.'
     )
   return weights_lib.to_tensors(weights_lib.updated(weights, taken))
@@ -102,13 +102,13 @@ def write_scores(
     squares: Accumulated squared gradient norms by layer.
     specs: Specs of the layers.
   """
-  scores = layer_freeze.normalized(squares)
+  scores = layer_freeze.normalize_scores(squares)
   names = sorted(scores, key=scores.get, reverse=True)
   text = io.StringIO()
   table = csv.writer(text, lineterminator='\n')
   table.writerow(['layer', 'score', 'squared_norms', 'parameters'])
   for name in names:
-    size = weights_lib.count({name: specs[name]})
+    size = weights_lib.num_parameters({name: specs[name]})
     table.writerow([name, scores[name], squares[name], size])
   files.write_text(os.path.join(run, _SCORES), text.getvalue())
 
@@ -205,7 +205,7 @@ def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
   return {name: scores[name] for name in specs}
 
 
-def frozen(
+def choose_frozen_layers(
     *,
     run: str,
     model: client_update.Model,
@@ -235,4 +235,5 @@ def _path(run: str) -> str:
 
 
 def _size(specs: weights_lib.Specs) -> str:
-  return f'{len(specs)} tensors with {weights_lib.count(specs):,} parameters'
+  size = weights_lib.num_parameters(specs)
+  return f'{len(specs)} tensors with {size:,} parameters'

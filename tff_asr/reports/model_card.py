@@ -104,7 +104,7 @@ def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
   if len(tokens) > len(characters):
     vocabulary = f'{len(tokens):,} sentence pieces of {vocabulary}'
   return (
-      f'A CTC speech recogniser of {weights_lib.count(model.specs):,} '
+      f'A CTC speech recogniser of {weights_lib.num_parameters(model.specs):,} '
       f'parameters: {run.num_done:,} {run.unit}s of {how}{start}. Log-mel '
       f'features are computed inside. Its vocabulary is {vocabulary}, '
       'decoded greedily, without a language model.'

@@ -187,7 +187,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       name=name,
       path=path,
       configuration=configuration,
-      settings=run_dir.settings(configuration),
+      settings=run_dir.macros_of_text(configuration),
       metrics=metrics_file.read_all(metrics),
       results=results,
       privacy=privacy,

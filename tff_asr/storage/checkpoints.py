@@ -30,7 +30,7 @@ _NAME = 'state_{version:08d}.safetensors'
 _PATTERN = re.compile(r'state_(\d{8,})\.safetensors')
 
 
-def saved(root_dir: str | os.PathLike[str]) -> dict[int, str]:
+def state_paths(root_dir: str | os.PathLike[str]) -> dict[int, str]:
   """Returns the file of each saved version in a folder (need not exist)."""
   names = os.listdir(root_dir) if os.path.isdir(root_dir) else []
   matches = filter(None, map(_PATTERN.fullmatch, names))
@@ -73,7 +73,7 @@ class StateManager(tff.program.ProgramStateManager):
 
   async def get_versions(self) -> list[int] | None:
     """Returns the saved versions, ascending, or None without any."""
-    return sorted(saved(self._root_dir)) or None
+    return sorted(state_paths(self._root_dir)) or None
 
   async def save(
       self,
@@ -102,7 +102,7 @@ class StateManager(tff.program.ProgramStateManager):
 
   async def remove_all(self) -> None:
     """Removes all versions."""
-    for version in saved(self._root_dir):
+    for version in state_paths(self._root_dir):
       self.remove(version)
 
   async def load(self, version: int, structure: State) -> State:
@@ -134,7 +134,7 @@ class StateManager(tff.program.ProgramStateManager):
       except tensor_file.DamagedFileError as error:
         path = self.path(version)
         logging.error('%s Trying the version before it.', error)
-        # Kept for the user, under a name that `saved` does not find.
+        # Kept for the user, under a name that `state_paths` does not find.
         os.replace(path, path + '.damaged')
     damaged = [
         name
@@ -208,7 +208,7 @@ class StateManager(tff.program.ProgramStateManager):
 
   def _remove_old(self) -> None:
     """Removes the versions that are not to be kept."""
-    for version in sorted(saved(self._root_dir))[: -self._keep_last]:
+    for version in sorted(state_paths(self._root_dir))[: -self._keep_last]:
       if not self._keep_every or version % self._keep_every:
         self.remove(version)
 

@@ -154,7 +154,7 @@ class RunDir:
     """
     check_folder(path, configuration=configuration)
     self.path = path
-    macros = settings(configuration)
+    macros = macros_of_text(configuration)
     self._settings = {name: _plain(text) for name, text in macros.items()}
     # Names and sizes of files are private, too.
     with files.for_owner_only():
@@ -170,7 +170,7 @@ class RunDir:
       )
       self.length_changed = False
       if _has_begun(path):
-        begun = settings(_read_configuration(path))
+        begun = macros_of_text(_read_configuration(path))
         self.length_changed = any(
             begun.get(name) != macros.get(name) for name in _LENGTH
         )
@@ -243,7 +243,7 @@ class RunDir:
 
 def newest_state(run: str) -> Optional[str]:
   """Returns the file of the newest state of a run, or None without any."""
-  found = checkpoints.saved(os.path.join(run, _STATES))
+  found = checkpoints.state_paths(os.path.join(run, _STATES))
   return found[max(found)] if found else None
 
 
@@ -429,7 +429,7 @@ def check_shapes(
   Raises:
     ValueError: Names or shapes differ; shows the first.
   """
-  problems = weights_lib.differences(found, specs)
+  problems = weights_lib.shape_mismatches(found, specs)
   if problems:
     raise ValueError(
         f'{of} does not fit this configuration: {"; ".join(problems[:3])}'
@@ -506,7 +506,7 @@ def read_ledger(run: str) -> ledger_lib.Contents:
   return contents
 
 
-def settings(configuration: str) -> dict[str, str]:
+def macros_of_text(configuration: str) -> dict[str, str]:
   """Returns the macros that a configuration sets, with values as text."""
   return dict(_SETTING.findall(configuration))
 
@@ -526,7 +526,7 @@ def resume_invariant(configuration: str) -> str:
   return '\n'.join(line for line in lines if not _MAY_CHANGE.match(line))
 
 
-def digest(configuration: str) -> str:
+def config_digest(configuration: str) -> str:
   """Returns the SHA-256 of the `resume_invariant` settings, in hex."""
   return hashlib.sha256(resume_invariant(configuration).encode()).hexdigest()
 
