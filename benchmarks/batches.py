@@ -145,8 +145,8 @@ def sources(setting: Setting, clients: list[np.ndarray]) -> list[np.ndarray]:
   """What is packed by itself: clients, or in central training loaders."""
   if not setting.is_central:
     return clients
-  everybody = np.concatenate(clients)
-  return [everybody[i::_NUM_LOADERS] for i in range(_NUM_LOADERS)]
+  utterances = np.concatenate(clients)
+  return [utterances[i::_NUM_LOADERS] for i in range(_NUM_LOADERS)]
 
 
 def theirs(

@@ -1,4 +1,4 @@
-r"""Digests of what training comes to from fixed seeds, to hold behaviour by.
+r"""Digests of trained models and of sums, from fixed seeds: a regression check.
 
     python -m benchmarks.digests --json=before.json
     (change the code)
@@ -126,7 +126,7 @@ def _digest(array) -> str:
 
 
 def _model(case: str, folder: str) -> dict[str, str]:
-  """Digests of the tensors of a case's model, whose run is trained here."""
+  """Trains a case's run and returns digests of its model's tensors."""
   run = os.path.join(folder, case)
   _RUNS[case](os.path.join(folder, 'corpus'), run)
   leaves = model_file.read(os.path.join(run, run_dir.MODEL))
@@ -213,7 +213,7 @@ def main(_) -> None:
   found = {}
   with tempfile.TemporaryDirectory() as folder:
     toy_runs.write_corpus(os.path.join(folder, 'corpus'))
-    # Each in a process of its own: devices are fixed by the first op.
+    # One process per case, as the first op fixes the devices of a process.
     for number, case in enumerate([*_RUNS, 'queries']):
       if case == _ON_RAY and importlib.util.find_spec('ray') is None:
         print(f'{case}: not run, Ray is not installed.')

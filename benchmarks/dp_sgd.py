@@ -170,7 +170,7 @@ def _build(variant: _Variant):
 
 
 def _peak_gib(variant: _Variant) -> float:
-  """Peak memory of a step in a process of its own."""
+  """Peak memory of a step, measured in a separate process."""
   sizes = (_NUM_BLOCKS, _DIM, _CODES, _BATCH, _SEC)
   output = subprocess.run(
       [

@@ -3,8 +3,8 @@ r"""A round in each execution context, compared with the bare local steps.
     python -m benchmarks.execution --json=results/execution.json
 
 `bare steps` is the least possible work: a plain Python loop of one compiled
-local step over the same clients' batches, which lie ready in memory. `bare
-round` clips and sums their updates besides, adds noise and steps LAMB, each as
+local step over the same clients' batches, which are in memory. `bare round`
+also clips and sums their updates, adds noise and steps LAMB, each as
 one compiled function: a round by hand. The contexts run the same as a TFF
 round, with data read from shards (a Ray worker has those of the turn before in
 memory) and features computed. All of them alternate, after a turn that does not
@@ -87,7 +87,7 @@ def main(_) -> None:
   for name in _CONTEXTS.value:
     if name not in _KNOWN_CONTEXTS:
       raise ValueError(
-          f'--contexts knows {", ".join(_KNOWN_CONTEXTS)}, found {name!r}.'
+          f'--contexts takes {", ".join(_KNOWN_CONTEXTS)}, found {name!r}.'
       )
   sizes = workload_lib.Workload(
       num_blocks=_NUM_BLOCKS.value,

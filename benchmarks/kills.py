@@ -1,10 +1,10 @@
-r"""Kills a training run again and again and compares its end with a whole one.
+r"""Kills a training run repeatedly and compares its result with a whole run.
 
     python -m benchmarks.kills --program=federated --kills=25 --rounds=60
 
-SIGKILL comes at random points: some changes of the run's files after it began,
-so also while a state, the ledger or the metrics are being written (which takes
-20 ms longer here, to be hit). Weights, optimizer and metrics must end in the
+Sends SIGKILL at random points, counted in changes of the run's files, so it
+also interrupts writes of a state, the ledger or the metrics (which take 20 ms
+longer here, so that kills hit them). Weights, optimizer and metrics must end in the
 same bits, and the ledger must have each round once; else the exit code is 1.
 """
 

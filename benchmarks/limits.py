@@ -1,7 +1,7 @@
-"""This machine's best pace of multiplying, and waiting for devices.
+"""This machine's peak rate of matrix products, and waiting for devices.
 
-The pace is that of TensorFlow's own kernel on its own threads, so that a share
-of it tells what the work around the kernels costs.
+The rate is that of TensorFlow's own kernel on its own threads, so a step's
+share of it shows what the work around the kernels costs.
 """
 
 from collections.abc import Callable

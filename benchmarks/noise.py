@@ -86,7 +86,7 @@ _MECHANISMS = flags.DEFINE_list(
     'mechanisms', [],
     f'Rounds of these of {", ".join(_ALL_MECHANISMS)}, in place of draws.',
 )
-# As a run of the paper's length, whose clients return after 100 rounds.
+# A run of the paper's length in which clients return after 100 rounds.
 _NUM_ROUNDS = 2000
 _SEPARATION = 100
 _PHILOX = 1
@@ -216,7 +216,7 @@ def _write_mechanisms(names: list[str], specs: Any) -> None:
   for name in names:
     if name not in _ALL_MECHANISMS:
       raise ValueError(
-          f'--mechanisms knows {", ".join(_ALL_MECHANISMS)}, found {name!r}.'
+          f'--mechanisms takes {", ".join(_ALL_MECHANISMS)}, found {name!r}.'
       )
   mechanisms = {name: _build_mechanism(name, specs) for name in names}
 

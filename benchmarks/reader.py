@@ -67,7 +67,7 @@ _STEP = flags.DEFINE_integer(
     'step', 2048, 'Of these, expected in a step.', lower_bound=1
 )
 _SPEAKERS = flags.DEFINE_integer(
-    'speakers', 7439, 'Whose they are, at most one a record.', lower_bound=1
+    'speakers', 7439, 'Their speakers, at most one a record.', lower_bound=1
 )
 _SEC = flags.DEFINE_float('sec', 13.7, 'Length of each.', lower_bound=0.1)
 

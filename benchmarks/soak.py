@@ -3,10 +3,10 @@ r"""Thousands of toy rounds: memory, open files and processes must not grow.
     python -m benchmarks.soak --rounds=2000
 
 A federated run with DP, its folder, ledger and metrics. Measured after the
-first 100 rounds (or a fifth of all, if fewer) and until the last one (what ends
-a run, such as its accounting by PLD, has memory of its own); the exit code
+first 100 rounds (or a fifth of all, if fewer) and until the last one (work at
+the end of a run, such as accounting by PLD, needs extra memory); the exit code
 is 1 where the memory of the last tenth is more than 5 % above that of the
-first, or where files or processes became more.
+first, or if the number of files or processes grew.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.

@@ -1,4 +1,4 @@
-"""Whole training runs at toy size: what is killed, soaked and held by digests.
+"""Whole training runs at toy size, for the kill, soak and digest benchmarks.
 
 Rounds take milliseconds, so that what is measured is the program around them.
 Seeds fix all keys, so that two runs can be compared bit for bit.

@@ -1,4 +1,4 @@
-"""Timing several things in turn, so that what disturbs one disturbs all."""
+"""Times several functions in turn, so that disturbances affect all alike."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 import time

@@ -1,7 +1,7 @@
 r"""Shows runs side by side: as a table, and with pictures as one HTML file.
 
-RUN is a run's folder, or LABEL=RUN,RUN: runs that differ in their random seed,
-whose errors are averaged. Word error rates are compared with the first one's by
+RUN is a run's folder, or LABEL=RUN,RUN: runs that differ in their random seed;
+their errors are averaged. Word error rates are compared with the first one's by
 a paired bootstrap over speakers (95 %), which does not cover the effect of
 another seed.
 

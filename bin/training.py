@@ -44,7 +44,7 @@ def main(
 
   Args:
     program: See `run`.
-    gin_file: The file of gin/programs, whose settings --help lists.
+    gin_file: The file of gin/programs; --help lists its settings.
     describe: See `run`.
     train: See `run`.
   """

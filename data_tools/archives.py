@@ -96,7 +96,7 @@ class Scratch:
     return source
 
   def _unpack(self, archive: str) -> str:
-    """Unpacks an archive, unless that is done, into a folder of its own."""
+    """Unpacks an archive into its own folder, unless that exists."""
     folder = os.path.join(self._folder, os.path.basename(archive))
     if os.path.exists(folder):
       return folder
@@ -116,7 +116,7 @@ class Scratch:
 
 
 class _Member(tarfile.TarInfo):
-  """A member whose header cannot fill the memory."""
+  """A member that rejects headers large enough to fill the memory."""
 
   def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
     if self.type in _HEADERS and self.size > _MAX_HEADER_BYTES:

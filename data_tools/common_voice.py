@@ -10,8 +10,8 @@ resampled to 16 kHz. Sentences become the published letters of en, fr and de; of
 another language the letters of its transcripts, or those of --letters. Kept
 of a speaker are gender, age and accent, where the rows of the split agree.
 
---transliteration=unidecode makes the published code's sentences to the letter.
-It wants the package Unidecode, which is under the GPL and not part of this
+--transliteration=unidecode reproduces the published code's sentences exactly.
+It needs the package Unidecode, which is under the GPL and not part of this
 project: installing it is the user's choice.
 """
 

@@ -1,7 +1,7 @@
 """Conversion of a corpus to folders of shards: flags, parts and messages.
 
 A corpus module (`librispeech`, `common_voice`) lists the utterances of a split.
-This module deals its speakers into parts (`speaker_splits`), writes each part
+This module splits its speakers into parts (`speaker_splits`), writes each part
 as a folder (`shards`) and prints a summary. Errors become one line and exit
 code 1 in `launch.run`.
 """
@@ -81,9 +81,9 @@ _IID = flags.DEFINE_bool(
 _NAMESPACE = flags.DEFINE_string(
     'namespace',
     None,
-    'Whose ids the speaker ids are: in corpora of one namespace, equal ids are'
-    " one speaker. By default the corpus'; a corpus of your own in another's"
-    ' layout needs a name of its own.',
+    'Namespace of the speaker ids: in corpora of one namespace, equal ids are'
+    " one speaker. By default that of the corpus; choose a different one for"
+    " your own corpus in another's layout.",
 )
 _ATTRIBUTES = flags.DEFINE_list(
     'attributes',
@@ -131,7 +131,7 @@ class Corpus:
 
   Attributes:
     name: Name of the corpus, for the record.
-    namespace: Whose ids its speaker ids are.
+    namespace: Namespace of its speaker ids.
     list_utterances: `list_utterances(source_dir, split=split)` gives a
       `utterances.Listing`.
     holds_split: Whether a folder (str) holds a split (str).

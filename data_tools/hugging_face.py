@@ -39,7 +39,7 @@ class ArrowClip(utterances.Clip):
     except (ValueError, IndexError, KeyError, TypeError) as e:
       raise audio.AudioError(name, 'cannot be opened', str(e)) from e
     if not isinstance(data, bytes):  # A text would pass for a path.
-      raise audio.AudioError(name, 'is not readable audio', 'it is no bytes')
+      raise audio.AudioError(name, 'is not readable audio', 'it is not bytes')
     return audio.read(
         data,
         name=name,
@@ -75,7 +75,7 @@ def tables(folder: str) -> Iterator[tuple[str, Any]]:
       raise ValueError('its files must be in the same folder')
   except FileNotFoundError as e:
     raise ValueError(
-        f'{folder} is no folder of Kaldi (wav.scp) nor of Hugging Face'
+        f'{folder} is neither a Kaldi (wav.scp) nor a Hugging Face folder'
         ' (state.json).'
     ) from e
   except (KeyError, TypeError, AttributeError, ValueError, OSError) as e:
@@ -127,5 +127,5 @@ def _open(path: str) -> Any:
     table.validate(full=True)
   except (pyarrow.ArrowException, OSError, ValueError) as e:
     cause = ' '.join(str(e).split())[:200]
-    raise ValueError(f'{path} is no readable Arrow file ({cause}).') from e
+    raise ValueError(f'{path} is not a readable Arrow file ({cause}).') from e
   return table

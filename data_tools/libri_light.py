@@ -5,8 +5,9 @@
 
 The layout is SPLIT/SPEAKER/**/NAME.flac, next to each NAME.json with the voice
 activity; --source_dir may also hold the published SPLIT.tar. A client is a
-speaker; there is no text. A recording is cut at silences into records of at
-most --max_sec seconds; one without voice activity is cut at equal lengths.
+speaker; there are no transcripts. A recording is cut at silences into records
+of at most --max_sec seconds; one without voice activity is cut at equal
+lengths.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.

@@ -64,8 +64,8 @@ _CASING = flags.DEFINE_enum(
     'casing',
     'default',
     ['default', *text.LOWER_CASE],
-    'With --text=normalise: the language whose lower case transcripts get, if'
-    ' it has its own (in Turkish and Azeri I becomes ı).',
+    'With --text=normalise: language for lower-casing transcripts, if it has'
+    ' its own rule (in Turkish and Azeri I becomes ı).',
 )
 
 # What is looked for, and the names it has in manifests, the first one first.
@@ -118,8 +118,8 @@ def list_utterances(
 
   Problems are: rows without speaker, audio or text, lines that cannot be read,
   parts, times and channels that make no sense, and rows of several speakers
-  that have the same audio. Speakers whose names differ only in case or spaces
-  are warned of.
+  that have the same audio. Logs a warning where names of speakers differ only
+  in case or spaces.
 
   Args:
     path: The manifest, a file or folder.
@@ -546,7 +546,7 @@ def _file_rows(
     return
   if suffix not in _JSON_LINES:
     raise ValueError(
-        f'{path} is no manifest that this program knows: a .tsv, .csv or'
+        f'{path} is not a supported manifest: a .tsv, .csv or'
         ' .jsonl file, or a folder of Kaldi or of Hugging Face; see --help.'
     )
   is_first = True
@@ -588,7 +588,7 @@ def _lhotse_rows(place: str, cut: Mapping[str, object]) -> Iterator[Row]:
     yield place, {'refused': str(e)}
     return
   except (KeyError, TypeError, ValueError, AttributeError):
-    # Of a mixed cut, or of one whose recording is elsewhere.
+    # A mixed cut, or one without its recording.
     yield place, {'refused': 'has not one recording'}
     return
   for supervision in supervisions:

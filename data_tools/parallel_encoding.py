@@ -134,7 +134,7 @@ def _set_up_worker() -> None:
   # The parent gets Ctrl-C too, and decides what happens to the work.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  # A worker whose parent was killed would wait for tasks forever.
+  # If its parent was killed, a worker would wait for tasks forever.
   ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   # Decoders written in C print what is wrong with a broken file.
   null = os.open(os.devnull, os.O_RDWR)

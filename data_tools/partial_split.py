@@ -91,7 +91,7 @@ class PartialSplit:
   def _read(
       self, identity: Mapping[str, Any]
   ) -> tuple[list[dict[str, Any]], int]:
-    """The entries of the same identity whose files are whole, and their end.
+    """Returns this identity's entries with whole files, and their end.
 
     The end is the journal's bytes up to the last of them; 0 if it is not of
     this identity.

@@ -22,7 +22,7 @@ def _train(
       sentence_iterator=iter(sentences),
       model_writer=model,
       model_type='unigram',
-      # With the unknown one, whose place a model's blank takes.
+      # Includes the unknown piece; a model has the blank at its index.
       vocab_size=vocab_size,
       character_coverage=1.0,
       required_chars=characters,

@@ -78,10 +78,10 @@ def write_split(
     output_dir: The split's folder. Its parents are made.
     origin: Where the utterances come from; JSON. Stored in corpus.json, with
       the counts of this writing.
-    namespace: Whose ids the client ids are: in corpora of one namespace, equal
+    namespace: Namespace of the client ids: in corpora of one namespace, equal
       ids are one speaker.
-    problems: What the corpus has besides and cannot be written; counted and
-      listed with what is left out here.
+    problems: Items of the corpus that cannot be written; counted and listed
+      with those left out here.
     attributes: What the corpus says of its speakers, for `speakers.write`.
     encoding: One of `audio.ENCODINGS`.
     max_shard_bytes: A shard that has reached this size gets no further client.
@@ -90,7 +90,7 @@ def write_split(
     strict: Whether anything to leave out (audio that cannot be read, an empty
       transcript, an id that occurs twice, one of `problems`) raises. Otherwise
       it is left out, counted by reason and listed in dropped.tsv.
-    drop_copies: Whether to leave out records whose samples are those of an
+    drop_copies: Whether to leave out records with the same samples as an
       earlier one of any speaker. They are counted in either case.
     others: Fingerprints of other parts' recordings, int64 [N]. With
       drop_copies, records with the samples of these are left out, too.

@@ -1,4 +1,4 @@
-"""Generated speech: eSpeak NG's library, and short sentences for it to say.
+"""Generated speech: eSpeak NG's library, and short sentences to synthesise.
 
 eSpeak NG (GPL-3, from the extra package espeakng-loader) speaks sentences of a
 closed vocabulary. It is not human speech and serves to try the system in
@@ -184,10 +184,10 @@ def split_of(sentence: str) -> str:
 def draw_sentences(
     rng: np.random.Generator, *, split: str, count: int
 ) -> tuple[str, ...]:
-  """Returns `count` distinct sentences of one speaker, by a taste of its own.
+  """Returns `count` distinct sentences, by one speaker's preferences.
 
   Args:
-    rng: Decides the taste and the sentences.
+    rng: Draws the preferences and the sentences.
     split: The split that the sentences must belong to.
     count: How many.
   """

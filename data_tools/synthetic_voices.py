@@ -6,9 +6,9 @@ and the loudness of consonants. The generator writes each as one of eSpeak's
 variant files. So no two speakers share a voice, and those of dev and test have
 settings that occur nowhere else.
 
-eSpeak's state drifts from one utterance to the next. Each speaker is spoken by
-a library that was just loaded (3 ms), and so follows from the seed alone, bit
-for bit on one machine, whatever the process synthesised before.
+eSpeak's state drifts from one utterance to the next. The library is therefore
+loaded again for each speaker (3 ms), so that a speaker depends on the seed
+alone, bit for bit on one machine, whatever the process synthesised before.
 
 Loads no TensorFlow, so that processes that speak start fast.
 """
@@ -68,8 +68,8 @@ def draw(
   """Draws a speaker; no sound is made.
 
   Args:
-    speaker_id: Decides all, with the seed.
-    split: Whose sentences are said: 'train', 'dev' or 'test'.
+    speaker_id: Determines the speaker, together with the seed.
+    split: Split to draw sentences from: 'train', 'dev' or 'test'.
     num_utterances: Sentences, all different.
     seed: Seed of the corpus, at least 0.
   """

@@ -17,10 +17,10 @@ Differences: Unicode is composed first (NFC), letters in compatibility forms
 (ligatures, full width, positional forms of Arabic) become plain ones, a final
 sigma becomes a plain one where the letters lack it, and dashes and slashes
 become spaces, so that the words next to them stay apart (dashes='drop' drops
-them, as the recipe does). Lower case is that of the language where it has a
-rule of its own (`LOWER_CASE`). Transliteration is that of anyascii.
+them, as the recipe does). Languages with special rules for lower case use them
+(`LOWER_CASE`). Transliteration is by anyascii.
 
-`normalize_as_published` is that recipe to the letter, given the transliteration
+`normalize_as_published` follows that recipe exactly, given the transliteration
 of its code.
 """
 
@@ -108,7 +108,7 @@ def normalize_common_voice(
   Args:
     text: A sentence as published.
     letters: The language's letters, in lower case.
-    language: Whose lower case it gets; see `LOWER_CASE`.
+    language: Language for lower-casing; see `LOWER_CASE`.
     dashes: What becomes of dashes and slashes: 'space' or 'drop'.
 
   Returns:
@@ -133,8 +133,8 @@ def normalize_common_voice(
     elif character.isspace():
       kept.append(' ')
     elif character in _APOSTROPHES:
-      beside = text[max(0, i - 1) : i] + text[i + 1 : i + 2]
-      if not any(map(_is_punctuation, beside)):
+      neighbors = text[max(0, i - 1) : i] + text[i + 1 : i + 2]
+      if not any(map(_is_punctuation, neighbors)):
         kept.append("'")
     elif character in _HYPHENS:
       kept.append('-')
@@ -180,8 +180,8 @@ def normalize_as_published(
       else:
         _report_loss(character, changes)
     elif character == '\u2019':
-      beside = map(transliterate, text[max(0, i - 1) : i] + text[i + 1 : i + 2])
-      if not any(each in _PUBLISHED_PUNCTUATION + '-' for each in beside):
+      around = map(transliterate, text[max(0, i - 1) : i] + text[i + 1 : i + 2])
+      if not any(each in _PUBLISHED_PUNCTUATION + '-' for each in around):
         kept.append("'")
     else:
       _report_loss(character, changes)
@@ -203,7 +203,7 @@ def letters_of(texts: Sequence[str], *, language: str = '') -> str:
 
   Args:
     texts: Any.
-    language: Whose lower case they get; see `LOWER_CASE`.
+    language: Language for lower-casing; see `LOWER_CASE`.
   """
   letters = {
       character

@@ -34,8 +34,8 @@ class Cutting:
 
   Attributes:
     max_sec: Records are at most this long.
-    activity_path: A JSON file whose `voice_activity` lists [start, end] in
-      seconds; None cuts without it.
+    activity_path: A JSON file; its `voice_activity` lists [start, end] in
+      seconds. None cuts without it.
   """
 
   max_sec: float
@@ -101,7 +101,7 @@ class Problem(NamedTuple):
   """A reason why something is left out.
 
   Attributes:
-    client_id: Whose it is; '' if that is not known.
+    client_id: Its speaker; '' if that is not known.
     utterance_id: What is left out.
     reason: The kind of problem in few words, the same for all such.
     detail: One line that names file and cause.
@@ -166,7 +166,7 @@ CRASHED = Outcome(
     reason='crashes its decoder',
     detail='its decoder crashed; check the file with another program.',
 )
-"""The outcome of an utterance whose decoder crashed its process."""
+"""The outcome of an utterance if its decoder crashed the process."""
 
 
 def gather_attributes(
@@ -261,8 +261,8 @@ def parse_activity(metadata: Mapping[str, Any]) -> list[Interval] | None:
     Intervals in order of time; None if there is no `voice_activity`.
 
   Raises:
-    ValueError: If it is no object, or `voice_activity` is not a list of pairs
-      of finite numbers in order.
+    ValueError: If it is not an object, or `voice_activity` is not a list of
+      pairs of finite numbers in order.
   """
   if not isinstance(metadata, Mapping):
     raise ValueError(f'it must hold an object, found {type(metadata).__name__}')

@@ -42,7 +42,7 @@ class Recipe:
     settings: Macros to gin values.
     model: The experiment's own, or another one.
     speakers: 'private' or 'public': the speakers to train on.
-    parent: Whose (only) run's model training starts from; None: from scratch.
+    parent: Recipe with one run, to start from its model; None: from scratch.
   """
 
   name: str

@@ -1,7 +1,7 @@
-"""Programs that are still to be run of a group of experiments, and their runs.
+"""Programs of a group of experiments that remain to be run, and their runs.
 
-What has been run is what the folders below a runs folder hold, so that groups
-can be continued after any stop.
+Finished work is recognised by the folders below a runs folder, so a group can
+be continued after any interruption.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Clipping by layer without word error rates: what noise leaves of a step.
+"""Clipping by layer without word error rates: how noise changes a step.
 
 Does clipping by layer help, when, and why? Word error rates answer slowly: a
-run gives one number. Here a model stands still, private clients train from it,
-and what their clipped and noised mean does to the server's step is measured for
+run gives one number. Here a model is fixed, private clients train from it, and
+the effect of their clipped and noised mean on the server's step is measured for
 each way to divide C, at several noises, by models of several depths and widths
 and at several states of their training.
 """
@@ -57,8 +57,8 @@ _SPLITS = ('global', 'uniform', 'dim')
 _LARGE_EPSILON = 100.0
 _MAIN_STEP = 'lamb'
 _STEPS = ('mean', _MAIN_STEP, 'lamb, large epsilon', 'adam')
-# A layer whose mean is a smaller share of the whole's has no signal to speak
-# of, as a bias that a norm takes out again.
+# Below this share of the whole mean, a layer has no signal to speak of: such as
+# a bias that a norm removes again.
 _LEAST_SHARE = 1e-5
 
 
@@ -67,7 +67,7 @@ class State(NamedTuple):
 
   Attributes:
     name: Name of the state.
-    recipe: Recipe of the run whose model it is.
+    recipe: Recipe of the run that trained the model.
     is_start: Whether its initial weights are taken, not the trained ones.
     seed: Seed of the run; None: the recipe's only one.
     num_steps: Local steps of a client.
@@ -459,7 +459,7 @@ def _measured_path(folders: jobs.Folders, state: State) -> str:
 def _read_model(
     folders: jobs.Folders, state: State
 ) -> tuple[ctc.CtcModel, Any, weights_lib.Weights]:
-  """Model, pipeline and weights of a state whose run is trained."""
+  """Model, pipeline and weights of a state; its run must be trained."""
   path = folders.path(_run(state))
   model, pipeline = model_spec.read(path)
   if state.is_start:
@@ -497,7 +497,7 @@ def run(
     num_at_once: Models trained at a time.
 
   Raises:
-    ValueError: There is no state of a name, a folder is no folder, nothing is
+    ValueError: A name is not a state's, a folder does not exist, nothing is
       measured, or a model could not be trained.
   """
   states = {state.name: state for state in STATES}
@@ -505,7 +505,7 @@ def run(
   unknown = [name for name in names if name not in states]
   if unknown:
     raise ValueError(
-        f'there is no state {unknown[0]!r}: take {"; ".join(states)}.'
+        f'unknown state {unknown[0]!r}: choose from {"; ".join(states)}.'
     )
   report_dir = os.path.dirname(os.path.abspath(report))
   checks.output_folders(
@@ -617,9 +617,9 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       )),
       '## Why\n\nNorm of the noise over that of the clipped mean, by layer, at'
       ' (noise norm) / C of\n.63 and C an eighth of the median norm: the'
-      ' worst, the median and the best layer.\nLAMB brings each layer to a'
-      ' length of its own, so a layer of which noise is left\nmoves as far as'
-      ' one of which signal is left.\n\n' + tables.markdown(_layers(measured)),
+      ' worst, the median and the best layer.\nLAMB scales the step of each'
+      ' layer separately, so a layer that is mostly noise\nmoves as far as'
+      ' one that is mostly signal.\n\n' + tables.markdown(_layers(measured)),
   ]
   files.write_text(path, '\n\n'.join(sections) + '\n')
 

@@ -61,7 +61,7 @@ def _private(noise: float, clip: str) -> design.Recipe:
 def _row(
     noise: float, clip: str, against: Optional[str], series: str = ''
 ) -> design.Row:
-  """A row with an epsilon of its own; by default of the clip's series."""
+  """A row that shows epsilon; by default in the clip's series."""
   return design.Row(
       f'DP, {clip}, z = {noise:g}',
       _private(noise, clip),
@@ -132,7 +132,7 @@ _PRIVACY = design.Group(
 )
 
 def _deployable(label: str, name: str) -> design.Row:
-  """A row of an experiment with noise of its own."""
+  """A row of an experiment that sets its own noise."""
   return design.Row(
       label,
       TWIN.but(f'federated_{name}', experiment=f'quickstart_federated_{name}'),

@@ -838,14 +838,14 @@ def run(
     report_path: The report's file.
 
   Raises:
-    ValueError: There is no row of a name, or a folder is no folder.
+    ValueError: A name is not a row's, or a folder does not exist.
   """
   rows = build_rows()
   labels = [row.label for row in rows]
   unknown = sorted(set(names or ()) - set(labels))
   if unknown:
     raise ValueError(
-        f'there is no row {unknown[0]!r}: take {", ".join(labels)}.'
+        f'unknown row {unknown[0]!r}: choose from {", ".join(labels)}.'
     )
   report_dir = os.path.dirname(os.path.abspath(report_path))
   checks.output_folders(data_dir=data_dir, runs_dir=runs_dir, report=report_dir)

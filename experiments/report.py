@@ -1,4 +1,4 @@
-"""Report of experiments: tables, plots and claims, from what the runs hold."""
+"""Report of experiments: tables, plots and claims, from the runs' files."""
 
 from collections.abc import Callable, Mapping, Sequence
 import math
@@ -15,13 +15,13 @@ from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
 from tff_asr.reports import tables
 
-# Label of the row that all are compared with in a column of its own.
+# Label of the row that all are compared with in a separate column.
 _SEED = 'seed'
 _PLOTS = 'results'
 
 
 class Measured(NamedTuple):
-  """A row whose runs have all been trained and evaluated.
+  """A row; all its runs have been trained and evaluated.
 
   Attributes:
     row: What it is.

@@ -1,7 +1,7 @@
 r"""Runs a suite of experiments, and reports it.
 
-Makes the shards, trains what is missing of the groups, several runs at a time,
-decodes the test speakers and writes the report. What is there is kept, so it
+Makes the shards, trains the runs that the groups lack, several at a time,
+decodes the test speakers and writes the report. Finished work is kept, so it
 can be stopped and started again; a run that was stopped continues.
 
   an4         with and without privacy on recorded voices, of AN4
@@ -97,7 +97,7 @@ def run(
   names = list(groups) if names is None else names
   report_dir = os.path.dirname(os.path.abspath(report))
   errors = [
-      ValueError(f'there is no group {name!r}: take {", ".join(groups)}.')
+      ValueError(f'unknown group {name!r}: choose from {", ".join(groups)}.')
       for name in names
       if name not in groups
   ]

@@ -4,10 +4,10 @@
 
 One row a folder. Code is lines that are neither blank, nor comment, nor
 docstring. Comments are lines that are a comment alone, in percent of all lines.
-Public names are classes and functions of a module whose name has no underscore
-(methods are not counted). `Any` counts uses in annotations and elsewhere. The
-last line is the number of tff_asr's modules that `programs.federated` imports,
-itself among them, directly or through others.
+Public names are classes and functions of a module that do not start with an
+underscore (methods are not counted). `Any` counts uses in annotations and
+elsewhere. The last line is the number of tff_asr's modules that
+`programs.federated` imports, directly or indirectly, including itself.
 """
 
 import ast

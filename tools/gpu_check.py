@@ -1,11 +1,12 @@
-r"""Check of a GPU machine: what this project needs of it, in one table.
+r"""Checks that a GPU machine meets this project's needs, in one table.
 
     python -m tools.gpu_check --output=gpu_check.md
     python -m tools.gpu_check --device=cpu --small     # the same rows anywhere
 
-Takes up to ten minutes on a GPU. A row that fails says why and the others go
-on; the exit code is then 1. What has no time left, or needs two GPUs where
-there is one, reads "not run". The table is meant to be pasted (docs/gpu.md).
+Takes up to ten minutes on a GPU. A row that fails gives the reason and the
+others still run; the exit code is then 1. Rows without time left, or that need
+two GPUs where there is one, read "not run". The table is meant to be pasted
+(docs/gpu.md).
 
 TF_DETERMINISTIC_OPS=1 holds throughout, unless the variable is set: kernels
 then repeat their bits, and some are slower.
@@ -67,7 +68,7 @@ _LABELS_A_SEC = 12
 _REPEATS = 3
 # Of gradients and of a round's update, as shares of their norm.
 _TOLERANCE = 1e-2
-# Ops on tensors of floats that may run beside the GPU: moves, not arithmetic.
+# Ops on tensors of floats that may run off the GPU: moves, not arithmetic.
 _MOVES = frozenset([
     '_Arg', '_Retval', '_Recv', '_Send', '_HostRecv', '_HostSend', 'Const',
     'Identity', 'IdentityN', 'NoOp', 'Switch', 'Merge', 'Enter', 'Exit',
@@ -363,7 +364,7 @@ class Check:
     return _compare_bits(one, both)
 
   def _split(self) -> str:
-    """In a process of its own: what is in use cannot be split."""
+    """In a separate process: a device in use cannot be split."""
     one, _ = self._round_of(self._two_clients())
     with tempfile.TemporaryDirectory() as folder:
       path = os.path.join(folder, 'change.npz')

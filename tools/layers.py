@@ -1,7 +1,7 @@
 """The layers of the project: one table of the imports each may have.
 
 Imports point down. A package of `tff_asr` may import itself, the packages of
-lower layers, Python's own library, and the libraries listed beside it; folders
+lower layers, Python's own library, and the libraries listed for it; folders
 outside `tff_asr` have a list each. `tests/layering_test.py` holds every file to
 the table.
 """
@@ -119,7 +119,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {'reports': ('matplotlib', 'numpy', 'tensorflow')},
 )
 
-# Beside the layers: of tff_asr these import layer 0 only, and only programs,
+# Outside the layers: of tff_asr these import layer 0 only, and only programs,
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
     '__main__': (),
@@ -144,7 +144,7 @@ SHARED_WITH_DATA_TOOLS = (
 
 # Folders outside tff_asr: the modules and libraries that each may import.
 OUTSIDE: dict[str, tuple[str, ...]] = {
-    # A program finds bin/training.py beside itself.
+    # Python finds bin/training.py in a program's own folder.
     'bin': ('absl', 'tff_asr', 'training'),
     'data_tools': (
         'absl',

@@ -3,10 +3,10 @@
     .venv/bin/python -m tools.licences            # rewrites NOTICE
 
 A test compares it. Licences are read from the metadata of the installed
-packages. A package whose users would have to publish their own code (copyleft:
-GPL, AGPL and the like), or that states no licence, is an error: such a package
-must be an extra. Those whose terms are about their own files alone (LGPL, MPL)
-are accepted one by one in `_ACCEPTED`.
+packages. A copyleft licence that makes users publish their own code (GPL, AGPL
+and the like), or none, is an error: such a package must be an extra. Licences
+that cover a package's own files alone (LGPL, MPL) are accepted one by one in
+`_ACCEPTED`.
 """
 
 from collections.abc import Iterator

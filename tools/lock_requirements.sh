@@ -8,7 +8,7 @@
 #   tools/lock_requirements.sh --docs     (rewrites requirements-docs.txt alone)
 #
 # Needs Python 3.11 and the package index; installs the resolver `uv` into a
-# temporary virtual environment of its own and leaves nothing behind.
+# temporary virtual environment and leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -42,13 +42,13 @@ if [ "${1:-}" != --check ] && [ "${1:-}" != --docs ]; then
     echo "# Every package of the environment, pinned. Do not edit: made by"
     echo "# tools/lock_requirements.sh from requirements.in and"
     echo "# requirements.overrides. Install with: pip install --no-deps -r FILE,"
-    echo "# which refuses a package whose hash is another."
+    echo "# which refuses packages with another hash."
     compile --generate-hashes "$@" requirements.in
   } > "$work/requirements.txt"
   mv "$work/requirements.txt" requirements.txt
 fi
 if [ "${1:-}" = --docs ]; then
-  # An environment of its own: nothing of requirements.txt goes with it.
+  # A separate environment, without the packages of requirements.txt.
   {
     grep '^#' requirements-docs.txt
     printf '%s\n' mkdocs mkdocs-jupyter mkdocs-material 'mkdocstrings[python]' |

@@ -34,7 +34,7 @@ for extra in "$@"; do
     echo "$wanted" > ".venv/installed-$extra"
   fi
 done
-# Programs in bin/ find the packages beside them, wherever they are called from.
+# Programs in bin/ find the project's packages from any working directory.
 pwd > "$(.venv/bin/python -c \
   'import sysconfig; print(sysconfig.get_path("purelib"))')/tff_asr.pth"
 # The wheel's console script.

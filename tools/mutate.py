@@ -79,7 +79,7 @@ class Mutant(NamedTuple):
     if finished.returncode:
       raise ValueError(
           f'{self.patch.name} does not apply to {self.path}: plant the bug '
-          'anew.'
+          'again.'
       )
     return finished.stdout
 
@@ -101,7 +101,7 @@ def load() -> Iterator[Mutant]:
 
 
 def main(patterns: Sequence[str]) -> int:
-  """Plants the bugs whose names match all patterns; returns the exit code."""
+  """Plants the bugs with names that match all patterns; returns exit code."""
   chosen = [
       mutant
       for mutant in load()

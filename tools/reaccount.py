@@ -9,7 +9,7 @@ needs no other package. So a ledger outlives the versions that its run was
 pinned to; a later accountant may give a smaller bound.
 
 A ledger's cost is one line of JSON, epsilon by RDP, and by PLD where it can be
-had. Each privacy unit has a line of its own: costs of different units are never
+had. Each privacy unit has a separate line: costs of different units are never
 added up. The run's saved state is not read: `tff-asr compute_epsilon --run`
 notices lines that are missing at the ledger's end.
 """

@@ -23,7 +23,7 @@ class PreformattedExtension(griffe.Extension):
 
 
 def preformatted(docstring: str) -> str:
-  """Returns a docstring whose indented paragraphs are code to Markdown.
+  """Returns a docstring with indented paragraphs as code for Markdown.
 
   Args:
     docstring: As `inspect.cleandoc` gives it. Paragraphs of its sections, such

@@ -1,4 +1,4 @@
-"""Pages of the site that do not lie in docs/: a hook of MkDocs (mkdocs.yml).
+"""Pages of the site from outside docs/: a hook of MkDocs (mkdocs.yml).
 
 README, CONTRIBUTING and CHANGELOG, the notebooks, and a page of docstrings for
 each package of `tff_asr`. Links are written as they hold in the repository, and

@@ -1,7 +1,7 @@
 """The job of all baselines, as files: sizes, weights, data, expected values.
 
-A job is a folder that the driver writes and every baseline reads, each in a
-virtual environment of its own; so this needs NumPy alone.
+A job is a folder that the driver writes and every baseline reads. Baselines run
+in separate virtual environments, so this module needs NumPy alone.
 
     job.json      the sizes and rates of `Job`
     weights.npz   initial weights by our names

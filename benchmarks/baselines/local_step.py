@@ -1,4 +1,4 @@
-r"""Our compiled local step beside the same model in PyTorch and JAX.
+r"""Our compiled local step against the same model in PyTorch and JAX.
 
     benchmarks/baselines/make_venvs.sh torch jax
     python -m benchmarks.baselines.local_step --json=results/baseline_steps.json

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Makes the virtual environments of the baselines, which do not install beside
+# Makes the virtual environments of the baselines, which conflict with
 # TensorFlow 2.14:
 #
 #     benchmarks/baselines/make_venvs.sh            # torch jax pfl pfl_tf flwr
 #     benchmarks/baselines/make_venvs.sh pfl flwr   # these
 #
-# Each comes from the pinned requirements-NAME.txt beside this file into
+# Each comes from the pinned requirements-NAME.txt in this folder into
 # .venvs/NAME of the project's folder. PYTHON is the interpreter to make them
 # with, python3.11 by default. PyTorch of a plain package index brings CUDA, some
 # GB: where there is no GPU, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU
@@ -21,7 +21,7 @@ if [[ ${#names[@]} -eq 0 ]]; then
 fi
 for name in "${names[@]}"; do
   if [[ ! -f "requirements-${name}.txt" ]]; then
-    echo "error: make_venvs.sh knows $(ls requirements-*.txt |
+    echo "error: make_venvs.sh takes $(ls requirements-*.txt |
         sed 's/requirements-\(.*\).txt/\1/' | xargs), found ${name}." >&2
     exit 1
   fi

@@ -1,8 +1,8 @@
 """Rounds of `pfl`: the part that all back ends share.
 
-`FederatedAveraging` in a `SimulatedBackend` whose postprocessor is a
+Runs `FederatedAveraging` in a `SimulatedBackend`. Its postprocessor is a
 `CentrallyAppliedPrivacyMechanism` over a `GaussianMechanism`, as in pfl's
-tutorials; each client's data lie in memory. Under torch.distributed.run, pfl
+tutorials; each client's data are in memory. Under torch.distributed.run, pfl
 divides each cohort over the processes; the first of them reports.
 """
 

@@ -1,4 +1,4 @@
-r"""Our federated round beside TFF's native context, pfl and Flower.
+r"""Our federated round against TFF's native context, pfl and Flower.
 
     benchmarks/baselines/make_venvs.sh pfl pfl_tf flwr
     python -m benchmarks.baselines.rounds --json=results/baseline_rounds.json

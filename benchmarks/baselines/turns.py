@@ -3,8 +3,8 @@
 A turn starts a program, lets it measure, and ends with it: no two are there at
 the same time. The order of the first turn is that of the next ones.
 
-Virtual environments are made by make_venvs.sh beside this file; our own
-programs run in this process's.
+make_venvs.sh makes the virtual environments; our own programs run in the
+environment of this process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Baseline:
   Attributes:
     venv: Name of its virtual environment; None: ours.
     program: Module of this package.
-    flags: Flags of the program, beside those of the turn.
+    flags: Flags of the program, in addition to those of the turn.
     launcher: A module that runs the program's, with its flags; `-m` follows.
   """
 
@@ -80,7 +80,7 @@ def select(
   for name in names:
     if name not in baselines:
       raise ValueError(
-          f'--{flag} knows {", ".join(baselines)}, found {name!r}.'
+          f'--{flag} takes {", ".join(baselines)}, found {name!r}.'
       )
     if not os.path.exists(baselines[name].python()):
       raise ValueError(

@@ -101,7 +101,7 @@ class TurnsTest(parameterized.TestCase):
     selected = turns.select(['c', 'a'], baselines, flag='baselines')
     self.assertEqual(list(selected), ['a', 'c'])
     for name, message in (
-        ('e', "--baselines knows a, b, c, d, found 'e'"),
+        ('e', "--baselines takes a, b, c, d, found 'e'"),
         ('d', 'run benchmarks/baselines/make_venvs.sh no_such, or leave it'),
     ):
       with self.assertRaisesRegex(ValueError, message):

@@ -506,7 +506,7 @@ class BadInputTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('repeats', 'execution', ['--repeats=0'], [('--repeats=0', 'positive')]),
-      ('contexts', 'execution', ['--contexts=x'], ["contexts knows"]),
+      ('contexts', 'execution', ['--contexts=x'], ["contexts takes"]),
       ('rounds', 'full_size', ['--rounds=-1'], ['--rounds=-1']),
       (
           'figures',

@@ -439,7 +439,7 @@ class ManifestTest(parameterized.TestCase):
     )
     for audio_column, message in (
         ({'path': 'a/1.wav'}, "data-1.arrow: 'audio' has no field 'bytes'"),
-        ({'bytes': '/etc/hosts', 'path': None}, 'it is no bytes'),
+        ({'bytes': '/etc/hosts', 'path': None}, 'it is not bytes'),
     ):
       table = pyarrow.table(
           {'audio': [audio_column], 'speaker': ['ann'], 'text': ['x']}
@@ -453,7 +453,7 @@ class ManifestTest(parameterized.TestCase):
         listing.utterances[-1].audio.read(collections.Counter())
     (self.root / 'hugging/data-1.arrow').write_bytes(b'\xff\xff\xff\xff' * 9)
     hugging_face._open.cache_clear()  # pylint: disable=protected-access
-    with self.assertRaisesRegex(ValueError, 'data-1.arrow is no readable Arr'):
+    with self.assertRaisesRegex(ValueError, 'data-1.arrow is not a readable'):
       manifest.list_utterances(folder)
     (self.root / 'hugging/dataset_dict.json').write_text('{}')
     (self.root / 'hugging/test').mkdir()
@@ -517,7 +517,7 @@ class ManifestTest(parameterized.TestCase):
       ('m.tsv', '', 'm.tsv has no audio .*but nothing'),
       ('m.tsv', 'a' * (10**6 + 1), 'm.tsv: line 1 goes beyond 1,000,000'),
       ('m.jsonl', '{"audio": "a"}', 'm.jsonl has no speaker'),
-      ('m.xml', '', 'm.xml is no manifest that this program knows'),
+      ('m.xml', '', 'm.xml is not a supported manifest'),
       ('wav.scp', 'u sox x.wav - |', 'wav.scp: u is a command'),
       ('wav.scp', 'u feats.ark:17', 'wav.scp: u is a command or part'),
   )

@@ -82,10 +82,10 @@ class FlaxWeightsTest(cases.TestCase):
   def test_what_is_unknown_is_named(self):
     tree = _tree()
     for name in ('tf_blocks_0/wqkv/bias', 'conv/scale', 'tf_blocks_0/w3/scale'):
-      with self.assertRaisesRegex(ValueError, f'{name} is no parameter'):
+      with self.assertRaisesRegex(ValueError, f'{name} is not a parameter'):
         flax_weights.from_flax(flax_weights.flatten(tree) | {name: 1})
     for name in ('block_00/mlp/wqkv', 'prediction/kernel', 'block_00/w1/x'):
-      with self.assertRaisesRegex(ValueError, f'{name} is no weight'):
+      with self.assertRaisesRegex(ValueError, f'{name} is not a weight'):
         flax_weights.to_flax({name: 1})
     del tree['tf_blocks_0']
     with self.assertRaisesRegex(ValueError, 'no tf_blocks_0'):

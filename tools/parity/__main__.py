@@ -6,8 +6,8 @@
         --python=authors_env/bin/python
 
 runs the authors' code (a checkout of ml-pfl4asr, which is not part of this
-project) and ours on the same utterances with the same weights, each in a
-process of its own, and prints how far they are apart. Exits with 1 if a line is
+project) and ours on the same utterances with the same weights, in separate
+processes, and prints how far they are apart. Exits with 1 if a line is
 beyond its tolerance. What differs on purpose is named.
 """
 

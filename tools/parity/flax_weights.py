@@ -104,7 +104,7 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ours(name: str, digits: int) -> str:
-  """Our name of their parameter, with block numbers of so many digits."""
+  """Our name of their parameter; block numbers have `digits` digits."""
   if name in _OURS_BY_THEIRS:
     return _OURS_BY_THEIRS[name]
   found = _BLOCK_OF_THEIRS.fullmatch(name)
@@ -115,7 +115,7 @@ def _ours(name: str, digits: int) -> str:
       return block
     if module in _NORMS and part in _NORM_PARTS:
       return f'{block}/{part}'
-  raise ValueError(f"{name} is no parameter of the authors' transformer.")
+  raise ValueError(f"{name} is not a parameter of the authors' transformer.")
 
 
 def _theirs(name: str) -> str:
@@ -130,7 +130,7 @@ def _theirs(name: str) -> str:
       return f'{block}/kernel'
     if module in _NORMS and part in _NORM_PARTS:
       return f'{block}/{part}'
-  raise ValueError(f'{name} is no weight of a transformer with a CTC head.')
+  raise ValueError(f'{name} is not a weight of a transformer with a CTC head.')
 
 
 def write_run(

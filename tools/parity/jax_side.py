@@ -330,7 +330,7 @@ def _batches(authors, arrays, texts, found, said):
 
 
 class _OnePass:
-  """mlx.data, or a stream of it, whose first `repeat` does nothing."""
+  """Wraps mlx.data or its streams; the first `repeat` does nothing."""
 
   def __init__(self, wrapped):
     self._wrapped = wrapped

@@ -542,7 +542,7 @@ def _sentences(speech: str, language: str) -> list[str]:
 
 
 def _near(numbers: list[int]) -> list[int]:
-  """Numbers and those beside them, from 1 on."""
+  """Numbers and their neighbors, from 1 on."""
   return sorted({
       near for number in numbers
       for near in (number - 1, number, number + 1) if near > 0
