@@ -42,10 +42,10 @@ def _defined(path: pathlib.Path) -> set[str]:
 
 class ToursTest(parameterized.TestCase):
 
-  def test_there_are_two(self):
+  def test_the_page_has_two_tours(self):
     self.assertLen(_tours(), 2)
 
-  def test_what_is_named_of_a_file_is_there(self):
+  def test_names_quoted_from_files_exist(self):
     named = _NAMED.findall(_PAGE.read_text('utf-8'))
     self.assertGreater(len(named), 35)
     missing = []

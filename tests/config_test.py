@@ -87,7 +87,7 @@ class BindTest(cases.TestCase):
     _bind(gin_files=(_FILE, path))
     self.assertIn("\nPRIVATE_DIR = 'elsewhere'\n", config.text())
 
-  def test_works_from_another_folder_without_a_word(self):
+  def test_binds_from_another_folder_without_warnings(self):
     previous = os.getcwd()
     os.chdir(self.root)
     try:

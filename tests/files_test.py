@@ -49,7 +49,7 @@ class FilesTest(cases.TestCase):
       mode = os.fstat(file.fileno()).st_mode
       self.assertEqual(stat.S_IMODE(mode), 0o600)
 
-  def test_what_is_replaced_or_erased_is_overwritten(self):
+  def test_replaced_or_erased_files_are_overwritten(self):
     for leave in (lambda: files.write(self.path, b'new'),
                   lambda: files.erase(self.path)):
       files.write(self.path, b'key')

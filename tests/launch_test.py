@@ -89,7 +89,7 @@ class ErrorLinesTest(parameterized.TestCase):
       RuntimeError('a defect'),
       _chained(RuntimeError('a defect'), TypeError('deep')),
   )
-  def test_defects_are_not_users(self, error):
+  def test_defects_are_not_user_errors(self, error):
     self.assertFalse(launch.is_user_error(error))
 
 
@@ -119,7 +119,7 @@ class ErrorsTest(parameterized.TestCase):
     error = TypeError('a defect')
     self.assertIs(self.run_main(error, ends_in=TypeError)[0], error)
 
-  def test_interrupt_says_how_to_go_on(self):
+  def test_an_interrupt_says_how_to_resume(self):
     end, printed = self.run_main(KeyboardInterrupt())
     self.assertEqual((end.code, printed), (130, 'interrupted: go on.\n'))
 
@@ -160,7 +160,7 @@ class SignalsTest(parameterized.TestCase):
     self.assertEqual(finished.returncode, -signal_num)
     self.assertEqual(finished.stdout + finished.stderr, '')
 
-  def test_nohup_is_heeded(self):
+  def test_nohup_is_respected(self):
     finished = self.run_program(
         'signal.raise_signal(signal.SIGINT)\nprint("done")',
         before='signal.signal(signal.SIGINT, signal.SIG_IGN)\n'
@@ -219,7 +219,7 @@ class SignalsTest(parameterized.TestCase):
     self.assertEqual(finished.stdout, 'saved\n')
     self.assertStartsWith(finished.stderr, 'terminated: ')
 
-  def test_what_hangs_does_not_keep_the_program_from_its_end(self):
+  def test_a_thread_that_hangs_does_not_block_the_exit(self):
     finished = self.run_program('''
         threading.Thread(target=time.sleep, args=(600,)).start()
         raise TimeoutError('a device hangs.')
@@ -227,7 +227,7 @@ class SignalsTest(parameterized.TestCase):
     self.assertEqual(finished.returncode, 1)
     self.assertEqual(finished.stderr, 'error: a device hangs.\n')
 
-  def test_nothing_is_left_of_it_where_a_program_is_imported(self):
+  def test_an_imported_program_restores_the_signal_handlers(self):
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(each) for each in signals]
     launch.install_early_sigint('data_tools.an4')

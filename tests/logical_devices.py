@@ -47,7 +47,7 @@ class OwnProcessTestCase(absltest.TestCase):
 
   MODULE: str
 
-  def test_module_passes_in_a_process_of_its_own(self):
+  def test_module_passes_in_a_separate_process(self):
     finished = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '--pyargs', self.MODULE],
         cwd=pathlib.Path(__file__).parents[1],

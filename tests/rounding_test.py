@@ -22,7 +22,7 @@ class WholeTest(absltest.TestCase):
           rounding.whole(milliseconds / 1000 * 16_000), 16 * milliseconds
       )
 
-  def test_what_is_no_rounding_error_is_rounded_down(self):
+  def test_fractions_beyond_rounding_errors_are_rounded_down(self):
     for number, expected in (
         (0.0, 0), (0.999, 0), (28.9999, 28), (29.0001, 29), (1e6 - 0.01, 999999)
     ):

@@ -27,7 +27,7 @@ class SequentialMapTest(absltest.TestCase):
         [[], ['AddV2'], ['AddV2']],
     )
 
-  def test_what_an_iterator_computes_waits_as_well(self):
+  def test_ops_that_an_iterator_creates_wait_too(self):
     drawn = []
 
     def draw(given):

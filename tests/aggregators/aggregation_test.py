@@ -95,7 +95,7 @@ class AggregationTest(parameterized.TestCase):
         output.state.query_state.noise_key, key
     )
 
-  def test_what_accounts_for_itself_is_left_alone_and_built_once(self):
+  def test_an_accounted_factory_is_unchanged_and_built_once(self):
     build_query = mock.Mock(wraps=_build_query)
     process = _create(dp_mean.build(build_query=build_query, cohort_size=3))
     build_query.assert_called_once()

@@ -165,7 +165,7 @@ class DistributedMeanTest(parameterized.TestCase):
           output.state.query_state.counter, number
       )
 
-  def test_a_round_costs_what_it_drew_whatever_its_state_says(self):
+  def test_a_round_is_charged_by_its_noise_and_not_by_its_state(self):
     # The state of other settings: it would be charged as 70 times the noise.
     strong, weak = _process(), _process(noise_multiplier=0.01)
     state = aggregation.set_noise_key(strong.initialize(), _KEY)

@@ -295,7 +295,7 @@ class ExecutionTest(parameterized.TestCase):
     ):
       process.next(process.initialize(), [_value(1, 2, 3), bad], [1.0] * 2)
 
-  def test_noise_is_the_state_s_whoever_comes(self):
+  def test_noise_depends_on_the_state_and_not_on_the_cohort(self):
     process = _noising()
     state = self.start(process)
     empty = fakes.flat(process.next(state, [], []).result)

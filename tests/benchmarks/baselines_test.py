@@ -144,7 +144,7 @@ class ProgramsTest(cases.TestCase):
       ('pfl_tensorflow', 'rounds', 'pfl TensorFlow', 'pfl_tf', ()),
       ('Flower', 'rounds', 'Flower', 'flwr', ()),
   )
-  def test_does_our_work(self, program, baseline, venv, flags):
+  def test_each_baseline_gives_our_result(self, program, baseline, venv, flags):
     if venv and not os.path.exists(
         turns.Baseline(venv=venv, program='').python()
     ):

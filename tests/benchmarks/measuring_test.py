@@ -29,7 +29,7 @@ class TurnsTest(absltest.TestCase):
 
 class MemoryTest(absltest.TestCase):
 
-  def test_peak_is_at_least_what_was_filled_and_begins_anew(self):
+  def test_peak_covers_the_filled_memory_and_is_reset(self):
     filled = np.ones(2**28, np.uint8)
     self.assertGreater(memory.peak_gib(), filled.nbytes / 2**30)
     del filled

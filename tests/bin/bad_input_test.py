@@ -425,7 +425,7 @@ class BadInputTest(parameterized.TestCase):
     self.check(expected, 'bin/run_quickstart.py', *flags)
 
   @parameterized.named_parameters(
-      ('group', ['--groups=voices,z'], [("group 'z'", 'take voices')]),
+      ('group', ['--groups=voices,z'], [("group 'z'", 'choose from voices')]),
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),
       ('no_shards', [], [('no shards of AN4', '--source')]),
       ('no_runs', ['--groups='], ['ROOT/new/runs holds no runs']),

@@ -98,7 +98,7 @@ class ComputeEpsilonTest(cases.TestCase):
     found = self.fields('--noise_multiplier=5e-324', '--rounds=5', *plan)
     self.assertEqual(found['epsilon'], 'inf')
 
-  def test_what_is_missing_or_impossible_is_one_line(self):
+  def test_missing_or_impossible_arguments_are_one_line(self):
     self.check_error('two of .* must be given', *_HEADLINE)
     self.check_error(f'{self.root} has no privacy ledger',
                      f'--run={self.root}')

@@ -62,7 +62,7 @@ class EndingsTest(cases.TestCase):
       ),
   )
   @pytest.mark.slow
-  def test_the_same_command_goes_on_after_a_signal(
+  def test_the_same_command_resumes_after_a_signal(
       self, execution, send_and_word
   ):
     send, word = send_and_word

@@ -72,7 +72,7 @@ class ExamplesTest(parameterized.TestCase):
     clients = self.root / 'shards' / 'train' / 'clients.tsv'
     self.assertLen(clients.read_text('utf-8').splitlines(), 3)
 
-  def test_parts_of_ones_own_in_one_run(self):
+  def test_user_defined_parts_in_one_run(self):
     tracked = self.root / 'tracked.jsonl'
     report = self.train(
         'own',

@@ -214,7 +214,7 @@ class TrainedProgramsTest(absltest.TestCase):
     with open(path, encoding='utf-8') as f:
       self.assertIn('Utterances with the most errors', f.read())
 
-  def test_demo_hears_what_the_evaluation_did(self):
+  def test_demo_gives_the_transcripts_of_the_evaluation(self):
     path = os.path.join(self.audio, 'ann-0.flac')
     copy = shutil.copytree(self.run_dir, os.path.join(self.root, 'copy'))
     heard = []

@@ -150,7 +150,7 @@ class AudioTest(cases.TestCase):
     with self.assertRaisesRegex(audio.AudioError, 'too long .more than 1,600'):
       audio.read(bytes(data), max_sec=0.1)
 
-  def test_whatever_a_decoder_raises_is_told_of_the_file(self):
+  def test_any_decoder_error_names_the_file(self):
     for error in (RuntimeError('odd'), MemoryError(), TypeError('odd')):
       with mock.patch.object(soundfile.SoundFile, 'read', side_effect=error):
         with self.assertRaisesRegex(audio.AudioError, '^clip: is not readabl'):
@@ -260,7 +260,7 @@ class AudioTest(cases.TestCase):
         )
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'AIFF', 'W64')
-  def test_sixteen_bit_mono_is_bit_exact_and_not_told(self, container):
+  def test_sixteen_bit_mono_is_bit_exact_and_not_a_conversion(self, container):
     noise = np.random.default_rng(3).integers(-(2**15), 2**15, 9000)
     noise = noise.astype(np.int16)
     conversions = collections.Counter()
@@ -330,7 +330,7 @@ class AudioTest(cases.TestCase):
     for channels, expected in (([0], 100), ([2], 800), ([0, 1], 200)):
       self.assertEqual(audio.read(data, channels=channels)[0], expected)
 
-  def test_another_rate_than_is_told_is_refused(self):
+  def test_a_rate_other_than_stated_is_refused(self):
     data = _encode(_tone(8000), 8000)
     audio.read(data, sample_rate_hz=8000)
     with self.assertRaisesRegex(audio.AudioError, '8000 Hz, not 16000'):

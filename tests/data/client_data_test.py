@@ -345,7 +345,7 @@ class ClientDataTest(cases.TestCase):
     ):
       client_data.verify(folder)
 
-  def test_a_checksum_is_of_the_whole_shard(self):
+  def test_a_checksum_covers_the_whole_shard(self):
     # Several times what is read at once.
     long = dict(fakes.utterance('a', 0), waveform=np.zeros(900_000, np.int16))
     fakes.write_examples(self.folder, [long])

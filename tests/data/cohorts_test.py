@@ -39,7 +39,7 @@ def _draw(source, count, state=None):
 class CohortsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*_BUILDERS)
-  def test_a_cohort_is_of_distinct_sorted_ids(self, build):
+  def test_a_cohort_has_distinct_sorted_ids(self, build):
     source = build(_ids(20), cohort_size=5)
     sampling = source.sampling
     self.assertEqual((sampling.cohort_size, sampling.population), (5, 20))
@@ -167,7 +167,7 @@ class CohortsTest(parameterized.TestCase):
     self.assertLen(joined, population)
 
   @parameterized.parameters(cohorts.min_sep, cohorts.cyclic)
-  def test_groups_of_other_clients_are_not_gone_on_with(self, build):
+  def test_a_state_with_groups_of_other_clients_is_refused(self, build):
     build = functools.partial(build, cohort_size=2, min_sep=3)
     # Everybody moves to the group before, whose turn comes too soon.
     before, after = build(_ids(12)), build([*_ids(12)[1:], 'zoe'])

@@ -119,7 +119,7 @@ class IndexTest(cases.TestCase):
       ('samples', dict(num_samples=4), 'of another corpus .*other numbers'),
       ('missing', dict(files={}), 'is damaged .*KeyError'),
   )
-  def test_corpus_file_that_says_something_else(self, changes, message):
+  def test_a_contradictory_corpus_file_is_refused(self, changes, message):
     self.write(_clients(3))
     path = self.path(index.CORPUS_FILE)
     content = json.loads(pathlib.Path(path).read_text())

@@ -37,7 +37,7 @@ class SpeakersTest(cases.TestCase):
   def path(self, name: str = speakers.SPEAKERS_FILE) -> str:
     return os.path.join(self.folder, name)
 
-  def test_a_line_a_client_and_contradictions_left_empty_and_counted(self):
+  def test_one_line_a_client_with_contradictions_empty_and_counted(self):
     corpus = index.read(self.folder).corpus
     others = (index.CLIENTS_FILE, index.OFFSETS_FILE, corpus.shards[0].name)
     written = (speakers.SPEAKERS_FILE, index.CORPUS_FILE)
@@ -64,7 +64,7 @@ class SpeakersTest(cases.TestCase):
     self.assertFalse(speakers.write(self.folder, _SAID))
     self.assertEqual([_stamp(self.path(name)) for name in written], before)
 
-  def test_what_is_taken_away_leaves_the_corpus_of_before(self):
+  def test_removing_attributes_restores_the_corpus(self):
     before = pathlib.Path(self.path(index.CORPUS_FILE)).read_bytes()
     files = sorted(os.listdir(self.folder))
     self.assertFalse(speakers.write(self.folder, {}))
@@ -75,7 +75,7 @@ class SpeakersTest(cases.TestCase):
     self.assertEqual(sorted(os.listdir(self.folder)), files)
     self.assertEqual(self.read(), {})
 
-  def test_a_file_that_is_gone_or_that_no_index_names_says_nothing(self):
+  def test_a_missing_or_unindexed_file_gives_no_attributes(self):
     pathlib.Path(self.path()).write_text('client_id\tgender\nann\tfemale\n')
     self.assertEqual(self.read(), {})
     speakers.write(self.folder, _SAID)

@@ -78,7 +78,7 @@ class ArchivesTest(cases.TestCase):
           'is a link',
       ),
   )
-  def test_what_leads_out_is_refused(self, members, message):
+  def test_members_outside_the_folder_are_refused(self, members, message):
     with tarfile.open(self.archive, 'w') as tar:
       for member in members:
         tar.addfile(member)
@@ -90,14 +90,14 @@ class ArchivesTest(cases.TestCase):
     self.find()
     self.assertFalse(os.path.exists(self.evil))
 
-  def test_what_grows_without_bound_is_refused(self):
+  def test_an_archive_that_expands_without_bound_is_refused(self):
     # A gigabyte of zeros in a megabyte, of which nothing is written.
     with tarfile.open(self.archive, 'w') as tar:
       tar.addfile(_member('a', size=2**20), io.BytesIO(bytes(2**20)))
       tar.addfile(_member('b', size=2**40))
     self.assert_refused('more than 100 times the bytes of the archive')
 
-  def test_a_folder_smaller_than_nothing_makes_no_room(self):
+  def test_a_folder_of_negative_size_does_not_raise_the_limit(self):
     below = _member('x', type=tarfile.DIRTYPE, size=-(2**40))
     with gzip.open(self.archive, 'wb') as f:
       for member in below, _member('big', size=2**20):

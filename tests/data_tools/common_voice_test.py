@@ -86,7 +86,7 @@ class CommonVoiceTest(cases.TestCase):
         self.source, split='rows'
     ).attributes
 
-  def test_speakers_are_what_their_rows_say(self):
+  def test_attributes_of_speakers_come_from_their_rows(self):
     # Releases differ in columns and words.
     self.assertEqual(
         self.said(

@@ -51,7 +51,7 @@ class InterruptionTest(cases.TestCase):
         stdout=subprocess.DEVNULL,
     )
 
-  def test_a_killed_conversion_goes_on_and_gives_the_same_files(self):
+  def test_a_killed_conversion_resumes_and_gives_the_same_files(self):
     self.assertEqual(self.start('reference').wait(300), 0)
     killed = self.start('killed')
     journal = self.folder / 'killed/.train.partial/journal.jsonl'

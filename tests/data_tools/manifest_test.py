@@ -276,7 +276,7 @@ class ManifestTest(parameterized.TestCase):
         listing.problems[0].detail, "line 2: .* 'bob'; give each a channel"
     )
 
-  def test_parts_that_are_nearly_one_are_found_in_all_manifests(self):
+  def test_nearly_equal_segments_are_found_in_all_manifests(self):
     header = 'audio,speaker,text,channel,offset,duration,sampling_rate\n'
     train = self.write('m.csv', header + 'a/1.wav,ann,x,,0,0.3,\n')
     for name, row, is_same in (
@@ -311,13 +311,13 @@ class ManifestTest(parameterized.TestCase):
       (record,) = logs.records
       self.assertEndsWith(record.getMessage(), 'columns not used: Kanal.')
 
-  def test_channels_that_may_be_counted_from_one_are_told(self):
+  def test_channels_that_may_be_counted_from_one_are_reported(self):
     text = 'audio,speaker,text,channel\na/1.wav,ann,x,1\n'
     with self.assertLogs(level='WARNING') as logs:
       manifest.list_utterances(self.write('m.csv', text))
     self.assertIn('no channel 0, but 1', logs.records[0].getMessage())
 
-  def test_what_changes_the_audio_is_understood_or_refused(self):
+  def test_fields_that_change_the_audio_are_applied_or_refused(self):
     bad_channel = 'has an unusable channel (a number from 0, or a list as [0, 1])'
     cases = (
         # start, end, duration, channel, rate, and the reason.
@@ -387,7 +387,7 @@ class ManifestTest(parameterized.TestCase):
         ['"Open', 'closed"', 'said "no"'],
     )
 
-  def test_speakers_that_may_be_one_are_warned_of(self):
+  def test_speakers_that_may_be_one_are_logged(self):
     text = 'audio,speaker,text\n' + '\n'.join(
         f'a/1.wav,{name},x' for name in ('Ann', 'ann', 'bob', 'Bob  B', 'BOB B')
     )
@@ -400,7 +400,7 @@ class ManifestTest(parameterized.TestCase):
         record.getMessage(),
     )
 
-  def test_a_lhotse_cut_is_an_utterance_a_supervision(self):
+  def test_each_supervision_of_a_lhotse_cut_is_an_utterance(self):
     cuts = [
         self.cut(),
         self.cut(type='MixedCut', recording=None),
@@ -521,7 +521,7 @@ class ManifestTest(parameterized.TestCase):
       ('wav.scp', 'u sox x.wav - |', 'wav.scp: u is a command'),
       ('wav.scp', 'u feats.ark:17', 'wav.scp: u is a command or part'),
   )
-  def test_what_must_not_be_followed_is_refused(self, name, text, message):
+  def test_unsafe_paths_are_refused(self, name, text, message):
     (self.root / 'out').symlink_to('/etc')
     if name == 'wav.scp':
       path = self.write_kaldi(**{name: text})
@@ -576,7 +576,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(characters, " '-ajko")
     self.assertEqual(found, {'train': ['ja'], 'dev': ['ok']})
 
-  def test_a_language_has_its_own_lower_case(self):
+  def test_lower_case_follows_the_language(self):
     characters, found, _ = self.converted('IŞIK', 'İş', keeps=False, language='tr')
     self.assertEqual(found, {'train': ['ışık'], 'dev': ['ş']})
     self.assertEqual(characters, " '-kış".replace('ış', 'ış'))
@@ -600,7 +600,7 @@ class ManifestTest(parameterized.TestCase):
         '--workers=0', *arguments,
     )
 
-  def test_speakers_are_dealt_and_the_alphabet_is_told(self):
+  def test_speakers_are_split_and_the_alphabet_is_reported(self):
     finished = self.convert(f'--manifest={self.write_speakers(21)}')
     self.assertEqual((finished.code, finished.stderr), (0, ''))
     self.assertRegex(
@@ -676,7 +676,7 @@ class ManifestTest(parameterized.TestCase):
         rf'\Aerror: found {found} and three .*--manifest=train=.*\n\Z',
     )
 
-  def test_recordings_of_two_parts_are_told_and_left_out_of_dev(self):
+  def test_recordings_of_two_parts_are_reported_and_not_in_dev(self):
     train = self.write_speakers(2)
     for i, name in enumerate(('same.wav', 'other.wav')):
       soundfile.write(self.root / name, _tone(1, 200 + 50 * i), _RATE_HZ)
@@ -736,7 +736,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertTrue((self.root / 'data/train/corpus.json').exists())
     self.assertEqual(self.convert(f'--manifest={path}').code, 0)
 
-  def test_the_very_share_that_may_be_left_out_is_no_error(self):
+  def test_exactly_the_allowed_share_left_out_is_not_an_error(self):
     path = self.write_speakers(7)
     with open(path, 'a', encoding='utf-8') as f:
       f.write(''.join(f'\nno{i}.wav\ts0\tJa' for i in range(15)))

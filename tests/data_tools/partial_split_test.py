@@ -111,7 +111,7 @@ class PartialSplitTest(cases.TestCase):
       shutil.rmtree(self.output)
       number += 1
 
-  def test_what_is_not_whole_is_written_again(self):
+  def test_incomplete_shards_are_written_again(self):
     self.interrupt()
     folder = self.output.parent / '.split.partial'
     journal = folder / partial_split.JOURNAL_FILE

@@ -123,7 +123,7 @@ class RealSpeechTest(parameterized.TestCase):
           'accent': (49, 'us', 34),
       }),
   )
-  def test_speakers_are_known(self, name, expected):
+  def test_attributes_of_speakers_are_stored(self, name, expected):
     corpus = _convert(name).corpus
     known = list(speakers.read(corpus).values())
     self.assertEqual(

@@ -28,7 +28,7 @@ class SentencePiecesTest(cases.TestCase):
         *arguments,
     )
 
-  def test_what_is_written_is_bound_and_writes_the_text_again(self):
+  def test_the_written_pieces_bind_and_encode_the_text(self):
     if not _IS_THERE:
       self.skipTest('needs the package of requirements-sentencepiece.txt')
     finished = self.run_it('--vocab_size=22')

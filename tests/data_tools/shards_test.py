@@ -365,7 +365,7 @@ class ShardsTest(cases.TestCase):
     )
     self.assertEndsWith(lines[-1], '\ta b')
 
-  def test_goes_on_after_the_last_finished_shard(self):
+  def test_resumes_after_the_last_finished_shard(self):
     reference = self.path('reference')
     here, self.output_dir = self.output_dir, reference
     # Two of the clients to a shard: {a, b}, {c}.

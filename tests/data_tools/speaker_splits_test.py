@@ -28,7 +28,7 @@ class SpeakerSplitsTest(cases.TestCase):
     self.assertEqual(parts, deal(_SPEAKERS[::-1], seed))
     self.assertNotEqual(parts, deal(_SPEAKERS, seed + 1))
 
-  def test_the_deal_is_the_same_on_every_machine(self):
+  def test_the_split_is_the_same_on_every_machine(self):
     # SHA-256 of '0:f', '0:d', '0:a', '0:c', '0:b', '0:e' begins with 49, 7d,
     # 9d, be, e021, e078.
     parts = speaker_splits.partition('abcdefa', spec='x=2,y=rest', seed=0)

@@ -44,7 +44,7 @@ class SentencesTest(absltest.TestCase):
     held_out = ' '.join(texts['dev'] | texts['test']).split()
     self.assertContainsSubset(held_out, words)
 
-  def test_speakers_differ_in_what_they_say(self):
+  def test_speakers_prefer_different_sentences(self):
     one, other = _sentences('train', speakers=2)
     self.assertLess(len(set(one) & set(other)), 10)
 

@@ -53,7 +53,7 @@ class CommonVoiceTextTest(parameterized.TestCase):
       ('and', 'AT&T', 'att', 'lost symbols'),
       ('percent', 'half a % @home', 'half a home', 'lost symbols'),
   )
-  def test_what_english_loses_is_told(self, text, expected, change):
+  def test_changes_of_english_text_are_reported(self, text, expected, change):
     found, changes = text_lib.normalize_common_voice(text, letters=_EN)
     self.assertEqual(found, expected)
     self.assertLen(changes, 1)

@@ -66,7 +66,7 @@ class CuttingTest(parameterized.TestCase):
 
 class AttributesTest(absltest.TestCase):
 
-  def test_gathers_all_that_is_said_on_one_line(self):
+  def test_attributes_are_gathered_by_client_and_cleaned(self):
     rows = [
         ('ann', {'gender': 'female', 'age': 'teens'}),
         ('ann', {'gender': '', 'age': 'twenties'}),

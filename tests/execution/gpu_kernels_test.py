@@ -148,7 +148,7 @@ class GpuKernelsTest(absltest.TestCase):
     compiled = _compiled(loss_kernel='scan')
     self.assertEqual(_without_gpu_kernel(compiled), _OF_THE_HOST)
 
-  def test_so_has_every_op_of_tffs_own_training_but_a_reduction(self):
+  def test_tffs_own_training_has_gpu_kernels_except_a_reduction(self):
     for loop, lacking in (
         ('DATASET_ITERATOR', set()), ('DATASET_REDUCE', {'ReduceDataset'})
     ):
@@ -161,7 +161,7 @@ class GpuKernelsTest(absltest.TestCase):
       self.assertEqual(_without_gpu_kernel(compiled), lacking)
 
   @pytest.mark.slow
-  def test_so_has_every_op_of_bfloat16(self):
+  def test_every_op_of_bfloat16_has_a_gpu_kernel(self):
     compiled = _compiled(loss_kernel='scan', activation_dtype='bfloat16')
     self.assertEqual(_without_gpu_kernel(compiled), _OF_THE_HOST)
 

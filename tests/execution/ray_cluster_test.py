@@ -528,7 +528,7 @@ class LossTest(absltest.TestCase):
         found, ['workers 1', 'joined True', 'left True', 'workers 1'], lines
     )
 
-  def test_a_machine_with_many_workers_that_is_gone_costs_no_client(self):
+  def test_losing_a_machine_of_many_workers_loses_no_client(self):
     # Its idle workers find out one after another, each with a task in hand.
     # No such loss may count against its task: three would end the round.
     lines = _run_on_cluster(0, """
@@ -676,7 +676,7 @@ class LostReportTest(absltest.TestCase):
     first.replace.assert_called_once_with()
     return this_round, first, second
 
-  def test_all_that_the_worker_trained_runs_again(self):
+  def test_all_groups_of_the_lost_worker_run_again(self):
     this_round, first, second = self._lose_second_report(lambda position: [])
     this_round.fail.assert_not_called()
     (flushed,) = this_round.scheduler.wait_for_sums()
@@ -742,7 +742,7 @@ class KindTest(absltest.TestCase):
         for (node, _), actor in runner._actors.items()
     )
 
-  def test_a_context_that_began_on_cpus_keeps_to_them_and_says_so(self):
+  def test_a_context_started_on_cpus_stays_on_cpus_and_logs_it(self):
     runner = self._build(self._HEAD)
     self.assertEqual(self._count_gpus(runner), [('1', 0)])
     self._set(self._HEAD | self._GPUS)
@@ -753,7 +753,7 @@ class KindTest(absltest.TestCase):
     (message,) = logged.output
     self.assertIn('began without GPUs', message)
 
-  def test_a_context_that_began_on_gpus_waits_for_them(self):
+  def test_a_context_started_on_gpus_waits_for_them(self):
     runner = self._build(self._HEAD | self._GPUS)
     own = [('2', 1), ('2', 1)]
     self.assertEqual(self._count_gpus(runner), own)

@@ -38,7 +38,7 @@ class RaySumsTest(parameterized.TestCase):
       self.assertEqual(total.dtype, leaf.dtype)
       self.assertEqual(total.tolist(), (4 * leaf).tolist())
 
-  def test_what_is_added_does_not_change(self):
+  def test_adding_sums_does_not_change_the_inputs(self):
     one = ray_sums.pack([np.array([1, 2])])
     one.leaves[0].flags.writeable = False  # As in the object store.
     self.assertEqual(ray_sums.add([one, one])[0].tolist(), [2, 4])

@@ -24,7 +24,7 @@ class RayTokenTest(absltest.TestCase):
     self.enterContext(mock.patch.dict(sys.modules))
     sys.modules.pop('ray', None)
 
-  def test_each_program_has_a_token_of_its_own(self):
+  def test_each_program_has_its_own_token(self):
     tokens = set()
     for _ in range(2):
       with mock.patch.dict(os.environ):
@@ -48,7 +48,7 @@ class RayTokenTest(absltest.TestCase):
       ray_cluster.require_token(settings.address)
     self.assertRegex(logs.output[0], f'{_ADDRESS} requires no token')
 
-  def test_what_the_user_has_set_stays(self):
+  def test_settings_of_the_user_are_kept(self):
     chosen = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN_PATH': '/token'}
     os.environ.update(chosen)
     before = dict(os.environ)
@@ -59,7 +59,7 @@ class RayTokenTest(absltest.TestCase):
     before['RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'] = '0'
     self.assertEqual(dict(os.environ), before)
 
-  def test_a_token_that_comes_too_late_is_told(self):
+  def test_a_token_set_too_late_is_reported(self):
     ray = mock.Mock(**{'is_initialized.return_value': False})
     sys.modules['ray'] = ray
     for chosen in ({}, {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': 'x'}):

@@ -214,7 +214,7 @@ class TrainTest(_WorkerTest):
 
 class NodeTest(cases.TestCase):
 
-  def test_what_a_node_lacks_is_named(self):
+  def test_missing_files_and_libraries_of_a_node_are_named(self):
     pathlib.Path(self.root, 'shard').touch()
     good = {self.root: ray_worker.path_digest(self.root)}
     libraries = ['tff_asr.execution.ray_worker:path_digest']
@@ -308,7 +308,7 @@ class PathDigestTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, "mount', which is an empty folder"):
       ray_worker.path_digest(self.path('mount'))
 
-  def test_what_is_missing_or_unreadable_is_refused(self):
+  def test_missing_or_unreadable_files_have_no_digest(self):
     with self.assertRaisesRegex(ValueError, "nowhere'"):
       ray_worker.path_digest(self.path('nowhere'))
     os.symlink('nowhere', self.folder / 'part/dangling')

@@ -86,7 +86,7 @@ class SchedulerTest(parameterized.TestCase):
       tasks.stop()
       self.assertIsNone(other_thread.result())
 
-  def test_all_that_a_lost_worker_has_summed_is_dealt_again(self):
+  def test_groups_summed_by_a_lost_worker_are_dispatched_again(self):
     tasks = _build(3)
     first, second, third = (tasks.acquire('gone') for _ in range(3))
     tasks.complete('gone', first)
@@ -147,7 +147,7 @@ class SchedulerTest(parameterized.TestCase):
     with self.assertRaises(scheduler.WorkerLostError):
       tasks.fail_sum(*tasks.wait_for_sums())
 
-  def test_dealing_is_at_most_so_far_ahead_of_the_first_incomplete_group(self):
+  def test_dispatch_stays_close_to_the_first_incomplete_group(self):
     tasks = _build(100, max_ahead=4)
     taken = [tasks.acquire(n) for n in range(4)]
     waiting = threading.Thread(target=tasks.acquire, args=('w',), daemon=True)

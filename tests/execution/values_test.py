@@ -131,7 +131,7 @@ class LayoutTest(parameterized.TestCase):
           r'argument\.a must be .* found .*\(3,\)',
       ),
   )
-  def test_what_does_not_fit_is_named(self, value, message):
+  def test_a_value_that_does_not_fit_its_type_is_named(self, value, message):
     with self.assertRaisesRegex(TypeError, message):
       values.TypeFlattener(_PAIR).flatten(value)
 

@@ -109,7 +109,7 @@ class RunAllTest(tiny.TestCase):
   def run_all(self, *some: jobs.Job, num_at_once: int = 1) -> set[str]:
     return jobs.run_all(some, folders=self.folders, num_at_once=num_at_once)
 
-  def test_failed_jobs_are_told_and_the_others_run(self):
+  def test_failed_jobs_are_reported_and_the_others_run(self):
     bad = self.job('bad', "raise SystemExit('no')")
     good = self.job('good', 'print(1)')
     self.assertEqual(self.run_all(bad, good), {'bad'})

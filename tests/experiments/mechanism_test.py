@@ -111,7 +111,7 @@ class MechanismTest(cases.TestCase):
         os.path.getsize(self.path('results', 'mechanism.png')), 1000
     )
 
-  def test_states_have_names_of_their_own_and_known_settings(self):
+  def test_states_have_distinct_names_and_known_settings(self):
     names = [state.name for state in mechanism.STATES]
     self.assertCountEqual(names, set(names))
     runs = {}

@@ -206,7 +206,7 @@ class ReportTest(tiny.TestCase):
         os.listdir(self.path('results')), ['gap.png', 'word.png']
     )
 
-  def test_what_is_not_run_is_said_to_be_so(self):
+  def test_rows_that_were_not_run_are_marked(self):
     text = self.report(*an4.SUITE.groups)
     self.assertEqual(text.count('\nNot run.\n'), len(an4.SUITE.groups))
     lines = [line for line in text.splitlines() if line.startswith('|')]

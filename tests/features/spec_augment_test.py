@@ -130,7 +130,7 @@ class SpecAugmentTest(parameterized.TestCase):
     # Of 64 draws, 3 pairs or so are alike by chance; seeded.
     self.assertGreater(len(set(widths)), len(widths) - 8)
 
-  def test_what_is_not_masked_is_unchanged(self):
+  def test_unmasked_features_are_unchanged(self):
     features = tf.random.stateless_normal([1, 150, _NUM_BINS], [1, 2]).numpy()
     augment = spec_augment.build()
     outputs = augment(features, tf.constant([150]), tf.constant([3, 4])).numpy()

@@ -58,7 +58,7 @@ class CanariesTest(absltest.TestCase):
       cosine = np.sum(first * second) / 1e12
       self.assertLess(abs(cosine), 5 / np.sqrt(2000))
 
-  def test_a_coin_holds_canaries_out_and_only_the_others_send(self):
+  def test_only_included_canaries_send_and_coins_choose_them(self):
     canaries = canaries_lib.Canaries(num_canaries=400)
     # Of 400 coins 200, give or take 4 times 10.
     self.assertBetween(int(canaries.included.sum()), 160, 240)
@@ -92,7 +92,7 @@ class CanaryDataTest(absltest.TestCase):
         )
     )
 
-  def test_everybody_has_one_element_with_the_id_and_costs_nothing(self):
+  def test_each_client_has_one_element_with_its_id_and_no_cost(self):
     people = self.load('ann', 'bob')
     data = canaries_lib.add_canaries(client_data=people, canaries=_CANARIES)
     self.assertEqual(
@@ -111,7 +111,7 @@ class CanaryDataTest(absltest.TestCase):
     )
     self.assertEqual({data.duration_sec(name) for name in data.client_ids}, {0})
 
-  def test_people_who_look_like_canaries_are_refused(self):
+  def test_clients_with_names_of_canaries_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'canary/1 has an id like a canary'):
       canaries_lib.add_canaries(
           client_data=self.load('ann', 'canary/1'), canaries=_CANARIES
@@ -160,7 +160,7 @@ def _counting_work() -> tff.learning.templates.ClientWorkProcess:
 
 class CanaryWorkTest(absltest.TestCase):
 
-  def test_nobody_trains_and_only_canaries_send(self):
+  def test_no_client_trains_and_only_canaries_send(self):
     self.enterContext(
         tff.framework.get_context_stack().install(
             multi_device.build_sync_context(

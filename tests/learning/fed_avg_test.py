@@ -532,7 +532,7 @@ class ProcessTest(cases.TestCase):
     ):
       _distributed_round(['ann', 'bob', 'ann'])
 
-  def test_what_records_say_of_their_client_changes_nothing(self):
+  def test_client_ids_claimed_by_records_are_ignored(self):
     # If it were believed, all clients would draw the noise of one: modulo their
     # number the sum of their updates would be exact.
     honest, claimed = (

@@ -77,7 +77,7 @@ class ReleasedBitsTest(parameterized.TestCase):
     self.assertAlmostEqual(distance, 0.25, delta=_TOLERANCE)
 
   @parameterized.parameters('mean', 'sgd', 'adam', 'lamb')
-  def test_they_would_be_with_a_normal_of_23_bits(self, name):
+  def test_a_normal_of_23_bits_puts_them_on_a_lattice(self, name):
     with absltest.mock.patch.object(noise_lib, 'gaussian', _of_23_bits):
       distance = lattice.mean_distance(_residuals(name))
     self.assertLess(distance, 0.25 - 2 * _TOLERANCE)

@@ -407,7 +407,7 @@ class TransformerTest(parameterized.TestCase):
     )
 
   @parameterized.parameters('products', 'published')
-  def test_what_is_bfloat16_and_what_float32(self, rounding):
+  def test_dtypes_with_bfloat16_activations(self, rounding):
     encoder = _build(
         'transformer', dropout=0.2, layer_drop=0.3, activation_dtype='bfloat16',
         rounding=rounding,

@@ -65,7 +65,7 @@ class SizesTest(parameterized.TestCase):
     }
     self.assertCountEqual(files, [row[1] for row in _rows()])
 
-  def test_what_outputs_and_norms_add(self):
+  def test_outputs_and_norms_add_their_parameters(self):
     # 49 outputs for 30: 19 * (768 + 1). Norm 'post' has no last norm: 2 * 768.
     path = 'gin/models/transformer_255m.gin'
     before = _count(path)

@@ -294,7 +294,7 @@ class ComposeTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'noise_multipliers'):
       accounting.combine_gaussians([])
 
-  def test_each_mechanism_is_a_group_of_its_own(self):
+  def test_each_mechanism_is_a_separate_group(self):
     # Twice the same is two Gaussians, not one of twice the rounds.
     group = _group('min_sep', 3, 12, 4.0, 6)
     self.assertEqual(
@@ -310,7 +310,7 @@ class ComposeTest(parameterized.TestCase):
             strategy=strategy,
         )
 
-  def test_full_rounds_beside_fixed_ones_are_under_replace_one(self):
+  def test_full_rounds_among_fixed_ones_are_under_replace_one(self):
     rounds = [_group('full', 4, 4, 2.0), _group('fixed_size', 1, 4, 2.0)]
     self.assertEqual(accounting.neighboring_relation(rounds[:1]), _ADD)
     self.assertEqual(accounting.neighboring_relation(rounds), _REPLACE)

@@ -247,7 +247,7 @@ class ClipsTest(parameterized.TestCase):
 class PrivacyTest(parameterized.TestCase):
 
   @parameterized.parameters(1.1, 2.0, 5.0, 1e3)
-  def test_both_noises_come_to_one_of_z(self, ratio):
+  def test_noise_on_update_and_counts_combines_to_z(self, ratio):
     adaptation = adaptive_query.Adaptation(count_noise_ratio=ratio)
     z = 0.7
     self.assertAlmostEqual(
@@ -265,7 +265,7 @@ class PrivacyTest(parameterized.TestCase):
       (clipping_lib.Clipping(split='uniform', layers='modules'), 2.0),
       (clipping_lib.Clipping(split='dim', weights={'w': 5.0}), 2.0),
   )
-  def test_a_record_with_its_counts_has_the_norm_that_noise_is_made_for(
+  def test_a_record_with_its_counts_has_the_norm_that_noise_covers(
       self, clipping, ratio
   ):
     # In whole steps, exactly: 4^24 r^2 / (r^2 - 1), at whatever clips.
@@ -338,7 +338,7 @@ class PrivacyTest(parameterized.TestCase):
     )
     self.assertEqual(list(metrics['layer_clip']), ['a', 'b'])
 
-  def test_counts_that_tell_nothing_are_said(self):
+  def test_counts_hidden_by_their_noise_are_logged(self):
     with self.assertLogs('absl', 'WARNING') as logs:
       _query(noise_multiplier=1.0)  # 5 * sqrt(2) / 8.
     self.assertIn('known to +-0.88 only (2 layers, 4 clients', logs.output[0])

@@ -74,7 +74,7 @@ class GaussianEpsilonTest(parameterized.TestCase):
     ]
     self.assertAlmostEqual(max(divergences) / delta, 1, delta=1e-3)
 
-  def test_none_and_all_of_it(self):
+  def test_epsilon_is_0_without_a_shift_and_large_without_noise(self):
     found = lambda mean, stddev: audit.gaussian_epsilon(
         mean=mean, stddev=stddev, delta=_DELTA
     )
@@ -117,7 +117,7 @@ class ScoresTest(absltest.TestCase):
     np.testing.assert_allclose(found, [1.12 / math.sqrt(1.02)])
     np.testing.assert_allclose(means, [math.sqrt(1.02)])
 
-  def test_who_never_joined_scores_as_a_standard_normal_and_others_do_not(
+  def test_only_canaries_that_never_joined_score_standard_normal(
       self,
   ):
     # With layers of different sizes, scales and canary norms.
@@ -275,7 +275,7 @@ class BoundTest(parameterized.TestCase):
     )
     self.assertAlmostEqual(p, 0.05 / 6)
 
-  def test_coins_that_nobody_told_give_no_bound(self):
+  def test_releases_unrelated_to_the_coins_give_no_bound(self):
     # A bound above 0 is wrong, and comes in 5 % of runs at most.
     generator = np.random.default_rng(0)
     wrong = sum(

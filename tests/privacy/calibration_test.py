@@ -116,7 +116,7 @@ class CalibrationTest(parameterized.TestCase):
       (dict(target_epsilon=0), 'target_epsilon'),
       (dict(target_epsilon=-1.0), 'target_epsilon'),
   )
-  def test_what_no_noise_can_reach_is_said(self, changes, message):
+  def test_a_target_that_no_noise_reaches_is_an_error(self, changes, message):
     arguments = dict(
         target_epsilon=1e-4, sampling=_sampling('full'), rounds=1, delta=1e-5
     )
@@ -211,7 +211,7 @@ class CalibrationTest(parameterized.TestCase):
       ([], 1e-5, 'no rounds'),
       ([1.0], 1e-30, 'No size of cohort gives epsilon 0.0001'),
   )
-  def test_a_scale_that_there_is_not_is_said(self, noises, delta, message):
+  def test_an_unreachable_scale_is_an_error(self, noises, delta, message):
     groups = [
         accounting.RoundGroup(
             sampling=_sampling('full'), noise_multiplier=noise

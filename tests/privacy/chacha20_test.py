@@ -60,7 +60,7 @@ def _blocks(key, counters, nonce, ops):
 class ChaCha20Test(parameterized.TestCase):
 
   @parameterized.named_parameters(*_OPS)
-  def test_blocks_are_the_standard_s(self, ops):
+  def test_blocks_match_the_standard(self, ops):
     for key, nonce, counter, expected in _VECTORS:
       block = _blocks(
           bytes.fromhex(key), [counter], bytes.fromhex(nonce), ops
@@ -73,7 +73,7 @@ class ChaCha20Test(parameterized.TestCase):
       )
       self.assertEqual(block[0].tolist(), twin)
 
-  def test_words_are_the_standard_s(self):
+  def test_words_match_the_standard(self):
     for key, nonce, counter, expected in _VECTORS:
       nonce = bytes.fromhex(nonce)
       words = chacha20.words(
@@ -85,7 +85,7 @@ class ChaCha20Test(parameterized.TestCase):
       self.assertEqual(words[-8:].tobytes().hex(), expected)
 
   @parameterized.named_parameters(*_OPS)
-  def test_blocks_anywhere_are_a_stream_s(self, ops):
+  def test_blocks_at_any_counter_match_the_stream(self, ops):
     key = keys.from_seed(3)
     release, stream = 2**63 + 5, 2**32 - 2
     nonce = release.to_bytes(8, 'little') + stream.to_bytes(4, 'little')
@@ -103,7 +103,7 @@ class ChaCha20Test(parameterized.TestCase):
     found = _blocks(keys.to_bytes(key), [2**32 - 1], nonce, ops)
     np.testing.assert_array_equal(found[0], last)
 
-  def test_a_stream_goes_on_where_it_was(self):
+  def test_a_stream_resumes_at_its_position(self):
     settings = dict(release=1, stream=2)
     expected = chacha20.words(keys.from_seed(0), count=100, **settings)
     stream = chacha20.Stream(keys.from_seed(0), start=16, **settings)
@@ -115,7 +115,7 @@ class ChaCha20Test(parameterized.TestCase):
         np.concatenate([first, second]), expected[16 : 16 + 63]
     )
 
-  def test_places_outside_are_refused(self):
+  def test_positions_outside_the_stream_are_refused(self):
     for start in (4, -8, chacha20.MAX_WORDS):
       with self.assertRaisesRegex(ValueError, f'is {start}'):
         chacha20.Stream(keys.from_seed(0), release=0, stream=0, start=start)

@@ -85,7 +85,7 @@ def _rounds(query, count, *, state=None, specs=None):
 class CorrelatedNoiseTest(parameterized.TestCase):
 
   @parameterized.parameters(_BLT, _BANDED)
-  def test_bits_are_those_of_whole_numbers_by_definition(self, strategy):
+  def test_noise_has_the_bits_of_its_integer_definition(self, strategy):
     # `reference.blt_noise` has no word length: Python's integers.
     num_rounds = 13
     query = _query(strategy=strategy)
@@ -200,7 +200,7 @@ class CorrelatedNoiseTest(parameterized.TestCase):
     self.assertNotIn(of_first, graphs.before(first))
     self.assertIn(of_first, graphs.before(second))
 
-  def test_what_rounding_costs_is_charged(self):
+  def test_the_cost_of_rounding_is_charged(self):
     *_, event = _query().get_noised_result(_zeros(), _start(_query()))
     for num_elements, share in ((4, 1e-6), (255_800_000, 4.5e-3)):
       found = correlated_noise.charged_noise_multiplier(

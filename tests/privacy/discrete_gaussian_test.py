@@ -99,7 +99,7 @@ class DiscreteGaussianTest(parameterized.TestCase):
     for word, more, place in zip(words, further, found):
       self.assertEqual(table.find_exactly(word, more), place)
 
-  def test_at_a_border_further_bits_decide(self):
+  def test_at_a_border_of_two_points_further_bits_decide(self):
     table = discrete_gaussian._Table(7.5)
     _, doubtful = table.find(table.first.copy())
     self.assertEqual(doubtful.tolist(), list(range(len(table.first))))
@@ -138,7 +138,7 @@ class DiscreteGaussianTest(parameterized.TestCase):
       # The first 64 bits are those of before.
       np.testing.assert_array_equal(draws, _draw(20_000))
 
-  def test_each_client_release_and_key_has_noise_of_its_own(self):
+  def test_each_client_release_and_key_has_different_noise(self):
     first = _draw(64)
     np.testing.assert_array_equal(first, _draw(64))
     np.testing.assert_array_equal(first[:10], _draw(10))

@@ -110,7 +110,7 @@ class PlanTest(parameterized.TestCase):
     self.assertGreater(ratios[0], 1.001)
     self.assertLess(ratios[-1], 1.0001)
 
-  def test_those_who_may_drop_out_are_made_up_for(self):
+  def test_noise_makes_up_for_clients_that_may_drop_out(self):
     whole, half = (
         distributed.choose_parameters(
             **_PLAN | dict(bits=24, max_failed_share=share)
@@ -166,7 +166,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     if value == 3e38:  # A larger one would be seen.
       self.assertGreater(largest, 0.9 * query.plan.clip_in_steps**2)
 
-  def test_what_cannot_be_rounded_within_the_bound_is_cut_off(self):
+  def test_values_that_round_beyond_the_bound_are_cut_off(self):
     query = _query(bits=16, rotation='none')
     limit = math.isqrt(query.plan.squared_sensitivity)
     params = query.derive_sample_params(_state(query))
@@ -292,7 +292,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
       found = fakes.flat(_sum(query, [_record(0.0, specs)] * survivors, state))
     self.assertAlmostEqual(found.std() / (2.0 * 0.5), 1, delta=0.03)
 
-  def test_rounds_and_keys_have_noise_of_their_own(self):
+  def test_rounds_and_keys_have_different_noise(self):
     query = _query()
     state = _state(query)
     records = [_record(0.0)] * 10
@@ -328,7 +328,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     )
     np.testing.assert_allclose(fakes.flat(decoded), -half * steps, rtol=1e-6)
 
-  def test_what_is_sent_has_so_many_bits(self):
+  def test_updates_are_sent_in_the_stated_bits(self):
     query = _query(bits=12, num_clients=2)
     state = _state(query)
     for value in (-1.0, 1.0):

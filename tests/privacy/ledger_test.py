@@ -205,7 +205,7 @@ class NoteTest(_LedgerTestCase):
       self.overwrite(changed)
       self.check_refused('was changed', lambda: ledger.read(self.path))
 
-  def test_what_a_crash_left_after_a_note_is_found_again(self):
+  def test_rounds_left_by_a_crash_after_a_note_are_found(self):
     before, _ = self.write(1)
     with ledger.resume(self.path, head=before) as opened:
       opened.note('copied')
@@ -360,7 +360,7 @@ class ParentTest(_LedgerTestCase):
           lambda parents=parents: ledger.superset_ledger(parents),
       )
 
-  def test_a_chain_of_runs_charges_each_unit_on_its_own(self):
+  def test_a_chain_of_runs_charges_each_privacy_unit_separately(self):
     run = None
     for number, (num_rounds, unit, inherited, counts) in enumerate((
         (0, 'device', 0, {'device': 0}),
@@ -405,7 +405,7 @@ class ParentTest(_LedgerTestCase):
       self.assertEqual(self.lines(), lines)
       os.remove(self.path)
 
-  def test_killed_at_any_byte_of_its_beginning_a_ledger_begins_anew(self):
+  def test_a_ledger_killed_at_any_byte_of_its_start_starts_over(self):
     parent = self.run_of('parent', num_rounds=2)
     self.write(0, parent=parent)
     ends = np.cumsum([0, *map(len, self.lines())])

@@ -48,7 +48,7 @@ class NoiseStreamsTest(parameterized.TestCase):
     self.assertLen({draw[:2] for draw in draws}, len(draws))
 
   @parameterized.named_parameters(mechanisms.QUERIES.items())
-  def test_without_a_key_whatever_is_released_is_nan(self, build):
+  def test_without_a_key_every_release_is_nan(self, build):
     for shapes in ([[3]], [[3], []]):
       query = build([tf.TensorSpec(shape) for shape in shapes])
       total = query.initial_sample_state([tf.zeros(shape) for shape in shapes])

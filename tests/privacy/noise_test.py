@@ -228,7 +228,7 @@ class ExactnessTest(parameterized.TestCase):
           error = abs(exact(radius) * exact(part) - value)
           self.assertLess(float(error), noise._MAX_EXACT_ERROR)
 
-  def test_what_needs_refinement_is_drawn_exactly(self):
+  def test_draws_that_need_refinement_are_exact(self):
     # At this scale one pair in 32 needs refinement. Its first results are
     # thrown away.
     stddev, size = 2.0**36, 8000

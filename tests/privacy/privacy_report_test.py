@@ -449,7 +449,7 @@ class ExtrapolateTest(absltest.TestCase):
         [(1024, 100_000), (1024, 69_506_000), (204_800, 69_506_000)],
     )
 
-  def test_what_cannot_be_shown_is_said(self):
+  def test_impossible_extrapolations_are_errors(self):
     with self.assertRaisesRegex(ValueError, 'no population of .10. holds'):
       privacy_report.extrapolate(self.plan, populations=[10])
     with self.assertRaisesRegex(ValueError, 'cohort size 0'):
@@ -580,7 +580,7 @@ class OutputTest(cases.TestCase):
     self.assertIn('| 1,000 | 100,000 | 0.01 | 2 | 0.1 | 100 |', text)
     self.assertIn('privacy unit: example;', text)
 
-  def test_each_privacy_unit_has_a_report_of_its_own(self):
+  def test_each_privacy_unit_has_a_separate_report(self):
     parent = self.write(1, 'pretrained.jsonl', privacy_unit='example')
     path, _ = self.write(3, privacy_unit='speaker', parent=parent)
     report = privacy_report.of_ledger(ledger.read(path), delta=1e-5)

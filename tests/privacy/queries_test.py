@@ -300,7 +300,7 @@ class ClippingTest(parameterized.TestCase):
     self.assertEqual(float(query.grid_step(state)), 2.0**exponent)
 
   @parameterized.parameters('global', 'dim', 'uniform')
-  def test_what_rounding_keeps_of_a_norm(self, split):
+  def test_rounding_keeps_the_stated_share_of_a_norm(self, split):
     # At so coarse a grid it shows.
     shapes = ([40_000], [60_000])
     record = [
@@ -382,7 +382,7 @@ class NoiseTest(parameterized.TestCase):
     np.testing.assert_array_equal(noised - noise, 12345 * _grid(1.0))
     self.assertEmpty(_noise([[0, 3], [5]])[0])
 
-  def test_what_is_released_is_a_function_of_an_integer(self):
+  def test_releases_are_a_function_of_an_integer(self):
     # Steps of the grid: two sums one step apart and their noise released as the
     # same integer give the same bits.
     released = [

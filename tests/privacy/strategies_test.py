@@ -141,7 +141,7 @@ class OptimizeTest(parameterized.TestCase):
       (10, 'rms', 10.4685), (10, 'max', 14.5616),
       (32, 'rms', 6.48264), (32, 'max', 8.73312),
   )
-  def test_bands_are_as_good_as_jax_privacy_s(self, num_bands, kind, expected):
+  def test_bands_are_as_good_as_in_jax_privacy(self, num_bands, kind, expected):
     banded = strategies.optimize_banded(
         num_rounds=2000, num_bands=num_bands, error=kind
     )
@@ -152,7 +152,7 @@ class OptimizeTest(parameterized.TestCase):
     self.assertAlmostEqual(found / expected, 1, delta=1e-4)
 
   @parameterized.parameters(1, 65, 21)
-  def test_bands_that_cannot_be_are_refused(self, num_bands):
+  def test_impossible_bands_are_refused(self, num_bands):
     with self.assertRaisesRegex(ValueError, 'num_bands'):
       strategies.optimize_banded(num_rounds=20, num_bands=num_bands)
 

@@ -254,7 +254,7 @@ class DryRunTest(cases.TestCase):
         r'end, at delta 0\.001$',
     )
 
-  def test_what_invalidates_the_seed_run_is_shown(self):
+  def test_invalidations_of_the_seed_run_are_shown(self):
     model = tiny.predictor()
     parent = self.path('parent')
     with run_dir.RunDir(parent, configuration='') as folder:

@@ -180,7 +180,7 @@ class ExplainedShortageTest(parameterized.TestCase):
       ('/x/y; Disk quota exceeded', r'quota is used up \(/x/y.*make room'),
       ('/x/y; Too many open files', r'too many open files \(/x/y.*ulimit -n'),
   )
-  def test_what_tensorflow_calls_exhausted_is_not_always_memory(
+  def test_exhausted_resources_are_not_always_memory(
       self, text, expected
   ):
     error = tf.errors.ResourceExhaustedError(None, None, text)
@@ -193,7 +193,7 @@ class ExplainedShortageTest(parameterized.TestCase):
       self.assertNotRegex(line, 'memory|MAX_BATCH_SEC')
 
   @parameterized.parameters(OSError, MemoryError)
-  def test_a_full_disk_in_python_at_a_client_is_told(self, kind):
+  def test_a_full_disk_in_python_at_a_client_is_reported(self, kind):
     with self.assertRaises(OSError) as caught:
       with faults.explained_shortage():
         raise _at_a_client(kind(errno.ENOSPC, 'No space left', '/x'))

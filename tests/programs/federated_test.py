@@ -687,7 +687,7 @@ class LedgerTest(_RunTestCase):
     results, _ = _train(third, init_from_run=second, target_epsilon=_epsilon(6))
     self.assertEqual(results['rounds'], 1)
 
-  def test_what_invalidates_the_seed_run_invalidates_the_run(self):
+  def test_invalidations_of_the_seed_run_apply_to_the_run(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=1, noise_seed=1)
     # Noise that anyone can compute protects no one.

@@ -351,7 +351,7 @@ class PlanTest(_TestCase):
       ('large_delta', dict(), dict(delta=0.1), False),
       ('a_fixed_key', dict(), dict(invalidations=['it leaks']), False),
   )
-  def test_a_runner_knows_what_is_not_private(self, charged, other, private):
+  def test_a_runner_says_if_rounds_are_private(self, charged, other, private):
     other = {'delta': _DELTA, 'invalidations': [], **other}
     charged = {'noise_multipliers': (_NOISE,), **charged}
     with ledger.create(

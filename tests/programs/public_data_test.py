@@ -155,7 +155,7 @@ class PublicDataTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'INIT_FROM_RUN.* has 1 of the 3'):
       self.check(self.private, is_protected=True, init_from_run=shaped)
 
-  def test_what_cannot_be_compared_is_said(self):
+  def test_data_that_cannot_be_compared_are_reported(self):
     # No file; a corpus that is gone; one that has other clients by now; data in
     # memory.
     nothing = self.path('nothing')
@@ -185,7 +185,7 @@ class PublicDataTest(cases.TestCase):
     # Where nothing was promised, nothing is missed.
     self.assertEmpty(self.check(self.private, init_from_run=nothing).unchecked)
 
-  def test_the_file_is_its_owners_and_does_not_grow_with_the_clients(self):
+  def test_only_the_owner_reads_the_file_and_its_size_is_fixed(self):
     run = self.run_of('run', self.private, is_protected=True)
     path = os.path.join(run, public_data.FILE)
     self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
@@ -209,7 +209,7 @@ class PublicDataTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, f'^{path} is damaged .*put it'):
       self.check(self.private, is_protected=True, init_from_run=seed)
 
-  def test_of_a_run_without_a_guarantee_dev_speakers_are_counted(self):
+  def test_dev_speakers_are_counted_without_a_guarantee(self):
     dev = self.data('dev', {'ann': 3, 'dee': 1})
     with self.assertLogs('absl', level='WARNING') as logs:
       self.check(self.private, dev_data=dev)

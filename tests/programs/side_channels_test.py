@@ -171,7 +171,7 @@ class SideChannelsTest(cases.TestCase):
     self.assertEqual(one.keys(), other.keys())
     self.assertEqual([name for name in one if one[name] != other[name]], [])
 
-  def test_what_is_shown_is_the_same_for_other_clients(self):
+  def test_messages_do_not_depend_on_the_clients(self):
     dev = fakes.write_split(self.path('dev'), {'yan': 2, 'zoe': 1})
     folder = self.write(_FEW)
     # Of the data they have the place, and how many clients there are.
@@ -210,7 +210,7 @@ class SideChannelsTest(cases.TestCase):
     self.write(_MANY, twins=True, damaged=True)
     self.assert_same(few, shown())
 
-  def test_what_is_shown_is_the_same_for_other_recordings(self):
+  def test_messages_do_not_depend_on_the_recordings(self):
     model = tiny.predictor()
     optimizer = tff.learning.optimizers.build_adam(0.01)
     dev = fakes.write_split(self.path('dev'), {'yan': 2, 'zoe': 1})

@@ -78,7 +78,7 @@ class NotebooksTest(parameterized.TestCase):
     self.assertBetween(size, 10_000, _MAX_BYTES)
     self.assertNotIn('<audio', json.dumps(outputs))  # It holds a recording.
 
-  def test_one_that_was_changed_by_hand_is_found(self):
+  def test_a_notebook_changed_by_hand_is_found(self):
     cells = _cells(_SOURCES[0])
     before = _source(cells)
     cells[-1]['source'] = ['changed']

@@ -55,7 +55,7 @@ class FlaxWeightsTest(cases.TestCase):
     )
     self.assertEqual(list(weights), sorted(weights))
 
-  def test_each_goes_to_its_place_and_back(self):
+  def test_weights_convert_to_our_names_and_back(self):
     tree = _tree(11)
     weights = flax_weights.from_flax(tree)
     for ours, theirs in (
@@ -79,7 +79,7 @@ class FlaxWeightsTest(cases.TestCase):
       for name, value in flat.items():
         np.testing.assert_array_equal(back[name], value, name)
 
-  def test_what_is_unknown_is_named(self):
+  def test_unknown_weights_are_named(self):
     tree = _tree()
     for name in ('tf_blocks_0/wqkv/bias', 'conv/scale', 'tf_blocks_0/w3/scale'):
       with self.assertRaisesRegex(ValueError, f'{name} is not a parameter'):
@@ -132,7 +132,7 @@ class ComparisonTest(parameterized.TestCase):
     self.assertEqual((line.found, line.worst), (0.25, 'text/b'))
     self.assertEqual(line.verdict, 'BEYOND')
 
-  def test_nothing_passes_by_missing_or_by_nan(self):
+  def test_missing_or_nan_results_fail(self):
     row = comparison.Row('x', 'this', 'relative', 1.0)
     one = {'x': np.ones([2])}
     for ours, theirs, message in (

@@ -70,7 +70,7 @@ class ReaccountTest(cases.TestCase):
         ))
       return self.path(name), ledger.head
 
-  def test_each_privacy_unit_has_a_line_of_its_own(self):
+  def test_each_privacy_unit_has_a_separate_line(self):
     parent = self.write('full', 'before.jsonl', privacy_unit='example')
     for num_rounds, units in ((_ROUNDS, ['speaker', 'example']),
                               (0, ['example'])):
@@ -82,7 +82,7 @@ class ReaccountTest(cases.TestCase):
       self.assertEqual([each['privacy_unit'] for each in found], units)
       self.assertEqual(found[-1]['delta'], 0.1 / 9)
 
-  def test_invalidations_are_told(self):
+  def test_invalidations_are_reported(self):
     path, _ = self.write('poisson', invalidations=('NOISE_SEED fixes a key',))
     (found,) = reaccount.accounts(path)
     self.assertEqual((found['epsilon'], found['private']), ('inf', False))
