@@ -4,8 +4,9 @@ r"""Kills a training run repeatedly and compares its result with a whole run.
 
 Sends SIGKILL at random points, counted in changes of the run's files, so it
 also interrupts writes of a state, the ledger or the metrics (which take 20 ms
-longer here, so that kills hit them). Weights, optimizer and metrics must end in the
-same bits, and the ledger must have each round once; else the exit code is 1.
+longer here, so that kills hit them). Weights, optimizer and metrics must end in
+the same bits, and the ledger must have each round once; else the exit code is
+1.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
