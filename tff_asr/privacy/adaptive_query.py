@@ -1,4 +1,4 @@
-"""A query whose clips follow a quantile of the layers' norms, privately.
+"""A query with clips that follow a quantile of the layers' norms, privately.
 
 Andrew et al. 2021, https://arxiv.org/abs/1905.03871, for each of H layers at
 once. Besides its update, clipped to the layers' norms C_h, a client sends a
@@ -67,6 +67,7 @@ class Adaptation:
   @property
   def update_noise_ratio(self) -> float:
     """z_u / z: noise on the update over that of a round without counts."""
+    # Squared inverses add up: 1 / z^2 = 1 / z_u^2 + 1 / (r z)^2.
     return 1 / math.sqrt(1 - self.count_noise_ratio**-2)
 
   def count_steps(self, *, num_clips: int, clip_in_steps: float) -> int:
@@ -100,6 +101,7 @@ class Adaptation:
       share: Noised shares of unclipped clients, float32 [H].
     """
     step = self.learning_rate * (share - self.target_quantile)
+    # Within the range of clips that the grid is made for.
     return tf.clip_by_value(
         layer_clips * tf.exp(-step),
         grid_clipper.MIN_CLIP,
@@ -174,7 +176,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     checks.finite(l2_norm_clip=l2_norm_clip)
     checks.positive(cohort_size=cohort_size)
     checks.one_of(('clip',), rule_of_adaptive_clips=clipping.rule)
-    self._adaptation = adaptation  # The base class asks for the noise's scale.
+    # Before the base class, which reads the noise's scale.
+    self._adaptation = adaptation
     super().__init__(
         record_specs,
         l2_norm_clip=l2_norm_clip,
@@ -241,8 +244,10 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
         layer_clips=params.layer_clips,
     )
     is_above = stats.layers_clipped
+    # With one clip for all layers there is one count.
     if self._clipper.is_global:
       is_above = stats.num_clipped[tf.newaxis]
+    # A record that is not finite counts in no direction.
     counts = tf.cast((1 - 2 * is_above) * stats.num_finite, tf.int64)
     return AdaptiveRecord(clipped, self._count_steps * counts), stats
 
@@ -256,6 +261,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     # From here on only noised values are used.
     counts = noised.counts / (self.grid_step(global_state) * self._count_steps)
     share = counts / (2 * self._cohort_size) + 0.5
+    # The noise can carry a share out of [0, 1].
     share = tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)
     layer_clips = self._adaptation.next_clips(global_state.layer_clips, share)
     new_state = new_state._replace(

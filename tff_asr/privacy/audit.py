@@ -1,25 +1,25 @@
 """Epsilon as canaries measure it: an estimate, and a bound with a confidence.
 
 A canary contributes a random direction. Directions of a high-dimensional space
-are nearly orthogonal, so each canary is an experiment of its own, and one run
+are nearly orthogonal, so each canary is a separate experiment, and one run
 holds hundreds of them. A coin decides for each whether it may join or is held
-out. A canary's score in a round is its inner product with what was released, in
+out. A canary's score in a round is its inner product with the release, in
 standard deviations of the score of a direction that never joined.
 
 **Estimate** (Andrew et al. 2023, https://arxiv.org/abs/2302.03098). Scores of
 those that could join are fitted by N(m, s^2), and epsilon at delta is that of
-telling it from N(0, 1). For canaries that all join alike s is 1; an s within
-three standard errors of 1 is taken for 1, since epsilon hangs on s more than K
-canaries tell of it (2 % in s are 40 % at epsilon 1). Different from the paper,
-the released vectors of all rounds are added before scoring (for a canary that
-joins every round, the sum holds all there is to know), and layers are weighted
-by the inverse of their mean square, because noise and clips differ from layer
-to layer. For one layer and one round the score is the paper's cosine. It is no
-bound: at full participation it comes out near the exact epsilon, under sampling
-or with few rounds lower.
+telling it from N(0, 1). If all canaries join equally often, s is 1. An s within
+three standard errors of 1 is set to 1, since epsilon depends on s more than K
+canaries can show (2 % in s are 40 % at epsilon 1). Unlike in the paper, the
+released vectors of all rounds are added before scoring (for a canary that joins
+every round, the sum is a sufficient statistic), and layers are weighted by the
+inverse of their mean square, because noise and clips differ from layer to
+layer. For one layer and one round the score is the paper's cosine. The estimate
+is not a bound: it is near the exact epsilon at full participation, and lower
+under sampling or with few rounds.
 
 **Bound** (Steinke, Nasr, Jagielski 2023, https://arxiv.org/abs/2305.08846,
-Theorem 5.2). An adversary who sees the releases guesses coins, those that it is
+Theorem 5.2). An adversary who sees the releases guesses the coins that it is
 surest of, and abstains from the others. If the run is (epsilon, delta)-DP for
 adding or removing a canary (or for replacing it by zeros), then of r guesses on
 m coins v or more are right with a probability of at most
@@ -28,12 +28,12 @@ m coins v or more are right with a probability of at most
 
     f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
 
-Every epsilon for which that is below 1 - confidence is refuted. Whom the
-adversary is sure of follows from the likelihood ratio of a canary's scores, all
-rounds' of them, under the stated sampling (`likelihood_ratios`). How many coins
-it guesses is one of a few numbers, each tested at an equal part of the level.
-The bound is far below epsilon: m canaries cannot show more than about
-log(m / log(1 / (1 - confidence))), and the others' directions are in the way.
+Every epsilon for which that is below 1 - confidence is refuted. The adversary
+ranks coins by the likelihood ratio of a canary's scores in all rounds under the
+stated sampling (`likelihood_ratios`). The number of guessed coins is one of a
+few, each tested at an equal part of the level. The bound is far below epsilon:
+m canaries cannot show more than about log(m / log(1 / (1 - confidence))), and
+each canary's score also contains the other canaries.
 """
 
 import dataclasses
@@ -170,9 +170,11 @@ def likelihood_ratios(
     joined = means * round_scores - means**2 / 2
     if prob == 1:
       return joined.sum(axis=0)
+    # The canary joined with probability q: a mixture of two Gaussians.
     each = np.logaddexp(math.log1p(-prob), math.log(prob) + joined)
     return each.sum(axis=0)
   separation = sampling.min_sep
+  # Scores have unit variance, so their covariance is the correlation.
   scale = np.sqrt(np.diag(covariance))
   inverse = np.linalg.inv(covariance / np.outer(scale, scale))
   rounds = np.arange(len(round_scores))[:, None]
@@ -191,7 +193,7 @@ def likelihood_ratios(
 
 
 def p_value(guesses: CanaryGuesses, *, epsilon: float, delta: float) -> float:
-  """Bounds the probability of so many right guesses under (epsilon, delta)-DP.
+  """Bounds the probability of the right guesses under (epsilon, delta)-DP.
 
   Args:
     guesses: Guesses of an adversary.
@@ -230,6 +232,7 @@ def epsilon_bound(
     return p_value(guesses, epsilon=epsilon, delta=delta) - (1 - confidence)
 
   if excess(0.0) >= 0:
+    # Not even epsilon 0 is refuted.
     return 0.0
   # At this epsilon all guesses of any adversary are right.
   return float(optimize.brentq(excess, 0.0, 50.0, xtol=1e-9))
@@ -252,6 +255,7 @@ def lower_bound(
     confidence: In (0, 1).
   """
   found = _guesses(ratios, included)
+  # Bonferroni: each way to guess is tested at an equal part of the level.
   level = (1 - confidence) / len(found)
   bounds = [
       Bound(
@@ -268,12 +272,13 @@ def lower_bound(
 
 
 def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[CanaryGuesses]:
-  """What comes of each way to guess.
+  """The result of each way to guess.
 
-  The k highest ratios are guessed to be in, and the k lowest out or nobody
+  The k highest ratios are guessed to be in, and either the k lowest out or none
   out; k is half of the canaries, a quarter, and so on. Under sampling the
-  lowest tell little.
+  lowest ratios carry little information.
   """
+  # Stable, so that equal ratios give the same guesses on every machine.
   order = np.argsort(ratios, kind='stable')
   ins = np.asarray(included, bool)[order]
   found = []
@@ -306,6 +311,7 @@ def estimate(member_scores: np.ndarray, *, delta: float) -> Estimate:
     )
   if not np.all(np.isfinite(values)):
     raise ValueError('a score is not finite.')
+  # Seeded: the same scores give the same interval.
   generator = np.random.default_rng(len(values))
   bootstraps = []
   for _ in range(_NUM_BOOTSTRAPS):
@@ -352,6 +358,7 @@ def gaussian_epsilon(*, mean: float, stddev: float, delta: float) -> float:
 def _stddev(values: np.ndarray) -> float:
   """s: 1 unless it is clearly another; never 0."""
   found = float(values.std(ddof=1))
+  # 1 / sqrt(2 K) is the standard error of s.
   if abs(found - 1) <= 3 / math.sqrt(2 * len(values)):
     return 1.0
   return max(found, 1e-12)
@@ -366,6 +373,7 @@ def _one_way(mean: float, stddev: float, delta: float) -> float:
 
   if excess(0.0) <= 0:
     return 0.0
+  # Bracketed by doubling, since epsilon has no upper bound.
   low, high = 0.0, 1.0
   while excess(high) > 0:
     low, high = high, 2 * high
@@ -383,6 +391,7 @@ def _log_divergence(mean: float, stddev: float, epsilon: float) -> float:
   a = (1 - stddev**-2) / 2
   b = mean / stddev**2
   c = -((mean / stddev) ** 2) / 2 - math.log(stddev) - epsilon
+  # P and Q have equal deviations, so the log ratio is linear.
   if abs(a) < 1e-12:
     if b == 0:
       return -math.inf if c <= 0 else 0.0
@@ -427,6 +436,7 @@ def _log_between(
 ) -> float:
   """log of the probability of an interval, taken in the nearer tail."""
   first, last = (low - mean) / stddev, (high - mean) / stddev
+  # Mirrored into the lower tail, where log_ndtr keeps its digits.
   if first > 0:
     first, last = -last, -first
   upper, lower = special.log_ndtr(last), special.log_ndtr(first)

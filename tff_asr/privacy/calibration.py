@@ -1,7 +1,7 @@
 """Calibration: noise, rounds or cohort size that keep epsilon at a target.
 
 This is the inverse of `accounting`. Each function searches over one quantity,
-given the others, and returns a value whose epsilon is at most the target.
+given the others, and returns a value that keeps epsilon within the target.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from scipy import optimize
 from tff_asr import checks
 from tff_asr.privacy import accounting
 
+# Logarithms: searches run over many orders of magnitude.
 _MIN_LOG_NOISE = math.log(accounting.MIN_NOISE_MULTIPLIER)
 _MAX_LOG_NOISE = math.log(2.0**60)
 _MAX_ROUNDS = 10**9
@@ -30,7 +31,7 @@ def noise_multiplier_for_epsilon(
     delta: float,
     accountant: str = 'rdp',
 ) -> float:
-  """Returns the smallest noise multiplier whose epsilon is within the target.
+  """Returns the smallest noise multiplier that keeps epsilon within the target.
 
   Epsilon at the returned value is at most the target; it is the smallest such
   value within a relative 1e-6 (1e-3 with PLD, of which each step is slow).
@@ -52,6 +53,7 @@ def noise_multiplier_for_epsilon(
       target_epsilon, delta=delta, accountant=accountant
   )
 
+  # Cached: the search for a bracket and the root finder repeat points.
   @functools.cache
   def excess(log_noise: float) -> float:
     return _log_ratio(
@@ -81,10 +83,12 @@ def noise_multiplier_for_epsilon(
   low = high - step
   while excess(low) <= 0:
     low, high = low - step, low
+    # Smaller noise counts as none in `accounting`.
     if low < _MIN_LOG_NOISE:
       return math.exp(high)
   tolerance = 1e-4 if accountant == 'pld' else 1e-7
   found = optimize.brentq(excess, low, high, xtol=tolerance)
+  # The root is approximate, on either side of the target.
   while excess(found) > 0:
     found += tolerance
   return math.exp(found)
@@ -98,7 +102,7 @@ def rounds_for_epsilon(
     delta: float,
     accountant: str = 'rdp',
 ) -> int:
-  """Returns the largest number of rounds whose epsilon is within the target.
+  """Returns the largest number of rounds that keeps epsilon within the target.
 
   Args:
     target_epsilon: Above 0.
@@ -256,6 +260,7 @@ def smallest_scaled_run(
       cohort_size=grown[-1].sampling.cohort_size,
       population=grown[-1].sampling.population,
       noise_multiplier=grown[-1].noise_multiplier,
+      # For the result, by all orders: the search left some out.
       epsilon=accounting.epsilon(
           accounting.compose(grown), delta=delta
       ),

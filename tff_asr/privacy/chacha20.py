@@ -28,6 +28,7 @@ _Array = TypeVar('_Array')  # Of NumPy or of TensorFlow.
 WORDS_PER_BLOCK = 8  # of 64 bits
 MAX_WORDS = WORDS_PER_BLOCK * 2**32
 _CONSTANTS = np.frombuffer(b'expand 32-byte k', '<u4').astype(np.uint32)
+# The 20 rounds of RFC 8439.
 _NUM_DOUBLE_ROUNDS = 10
 
 
@@ -48,6 +49,7 @@ class Stream:
     block, rest = divmod(start, WORDS_PER_BLOCK)
     if rest or not 0 <= block < 2**32:
       raise ValueError(f'start must be a multiple of 8 below 2^35, is {start}.')
+    # The library takes block counter and nonce as one value.
     nonce = b''.join((
         block.to_bytes(4, 'little'),
         release.to_bytes(8, 'little'),
@@ -65,6 +67,7 @@ class Stream:
     Raises:
       ValueError: The stream has fewer words left.
     """
+    # Beyond the last block the counter would wrap and repeat the stream.
     self._left -= len(words)
     if self._left < 0:
       raise ValueError('A stream has 2^35 words: draw fewer at once.')
@@ -100,6 +103,7 @@ def blocks(
     uint64 [n, 8].
   """
   row = counters[None]
+  # Zeros of the counters' shape and type, in either library.
   empty = row ^ row
   start = [
       ops.concat([empty ^ word for word in words])
@@ -115,11 +119,13 @@ def blocks(
       rows: tuple[_Array, ...], _: _Array
   ) -> tuple[_Array, ...]:
     a, b, c, d = _quarter_rounds(*rows, ops)
+    # Diagonals become columns, and go back after the second half.
     b, c, d = _roll(b, 1, ops), _roll(c, 2, ops), _roll(d, 3, ops)
     a, b, c, d = _quarter_rounds(a, b, c, d, ops)
     return a, _roll(b, 3, ops), _roll(c, 2, ops), _roll(d, 1, ops)
 
   end = ops.fold(double_round, tuple(start), np.zeros(_NUM_DOUBLE_ROUNDS))
+  # The start is added, or the rounds could be inverted without the key.
   return ops.join_words(ops.concat([x + y for x, y in zip(end, start)]))
 
 

@@ -1,7 +1,7 @@
 """Division of a clip C over the layers of an update.
 
-A layer h is clipped to its own norm C_h = s_h C, with shares s_h whose squares
-sum to 1, so that the whole update's norm is at most C (Pelikan et al. 2025,
+A layer h is clipped to its own norm C_h = s_h C. The squares of the shares s_h
+sum to 1, so the norm of the whole update is at most C (Pelikan et al. 2025,
 https://arxiv.org/abs/2310.00098, Definition 3). With d_h elements in layer h
 and its weight a_h (1 without weights):
 
@@ -29,6 +29,7 @@ Nest = Any
 # From the layers' numbers of elements to the shares s_h.
 _Split = Callable[[Sequence[int]], Sequence[float]]
 
+# Values of `Clipping.layers` and `Clipping.rule`.
 LAYERS = ('tensors', 'modules')
 RULES = ('clip', 'rescale')
 
@@ -56,7 +57,7 @@ SPLITS: dict[str, Optional[_Split]] = {
 
 
 class Layer(NamedTuple):
-  """A part of an update that has a norm of its own.
+  """A part of an update that is clipped to its own norm.
 
   Attributes:
     name: Name of the tensor or module.
@@ -169,7 +170,7 @@ class Clipping:
 def matching(
     pattern: str, layers: Sequence[str], *, argument: str
 ) -> list[str]:
-  """Returns the layers in whose names a regular expression is found.
+  """Returns the layers with names that a regular expression matches.
 
   Raises:
     ValueError: The pattern is not a regular expression, or is found in no name;
@@ -194,7 +195,7 @@ def module_name(name: str) -> str:
 
   The module is the part before the last `/` of the tensor's name: that of
   `block_07/ln1/bias` is `block_07/ln1`. A tensor directly in a block
-  (`block_07/w1`), or without a `/`, is a module of its own.
+  (`block_07/w1`), or without a `/`, is a separate module.
   """
   folder, _, _ = name.rpartition('/')
   return name if not folder or _BLOCK.fullmatch(folder) else folder
@@ -224,6 +225,7 @@ def factors(
   if layers[0].share is None:
     return [_factor(tf.add_n(squared_norms), clip)] * len(squared_norms)
   is_over = None
+  # The published code rescales only updates above the whole clip.
   if rule == 'rescale':
     is_over = tf.sqrt(tf.add_n(squared_norms)) > clip
   for layer, layer_clip in zip(layers, layer_clips, strict=True):
@@ -232,6 +234,7 @@ def factors(
       factor = _factor(squared_norm, layer_clip)
     else:
       norm = tf.sqrt(squared_norm)
+      # A layer below _MIN_NORM is only scaled down.
       is_scaled = is_over & (norm > tf.minimum(layer_clip, _MIN_NORM))
       factor = tf.where(
           is_scaled, layer_clip / tf.where(is_scaled, norm, 1.0), 1.0

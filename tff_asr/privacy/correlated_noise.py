@@ -43,8 +43,8 @@ class CorrelatedNoise:
 
   Event: a `strategies.CorrelatedGaussianDpEvent`; T rounds cost
   GaussianDpEvent(z / sensitivity) in all, or less by sampling (`accounting`),
-  stated for a client whose records are replaced by zeros (REPLACE_SPECIAL), and
-  who takes part in rounds at least `min_sep` apart.
+  stated for replacing a client's records by zeros (REPLACE_SPECIAL), if the
+  client takes part in rounds at least `min_sep` apart.
 
   Attributes:
     strategy: C. It is part of the state: a resumed run keeps the strategy it
@@ -92,6 +92,8 @@ class CorrelatedNoise:
       global_state: queries.MechanismState,
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a layer's noise and its next buffers; see the base class."""
+    # Of the state and not of `strategy`: a resumed run keeps the strategy that
+    # it began with.
     scales = tf.unstack(global_state.output_scale)
     decays = tf.unstack(global_state.buf_decay)
     buffers = tf.unstack(buffers)
@@ -102,6 +104,7 @@ class CorrelatedNoise:
     noise = _shift(
         drawn - _shift(cancelled, _BUFFER_BITS - _NOISE_BITS), _NOISE_BITS
     )
+    # The rounded noise, as it is released.
     newest = 2**_BUFFER_BITS * noise
     if decays:
       buffers = [
@@ -132,6 +135,8 @@ def charged_noise_multiplier(
     event: Event of a round.
     num_elements: D, that get noise, or more.
   """
+  # For the most rounds that a mechanism may have, so that the charge does not
+  # depend on when a run ends.
   rounds = strategies.MAX_ROUNDS
   strategy = event.strategy
   following = float(strategy.coefficients(rounds)[1:].sum())
@@ -153,6 +158,7 @@ def noise_resolution(event: strategies.CorrelatedGaussianDpEvent) -> float:
 
 def _shift(value: tf.Tensor, bits: int) -> tf.Tensor:
   """The integer nearest to value / 2^bits, ties upwards."""
+  # Half is added before the shift, which rounds down.
   return tf.bitwise.right_shift(value + 2 ** (bits - 1), bits)
 
 

@@ -29,13 +29,17 @@ from tff_asr.privacy import numpy_ops
 MIN_STDDEV, MAX_STDDEV = 2.0, 4096.0
 # What rounding a Gaussian to integers takes off the variance.
 VARIANCE_OF_ROUNDING = 4.0
+# Bits of a draw, of the index of the lookup table, and of the integers that
+# weights are computed with.
 _BITS = 512
 _GUIDE_BITS = 16
 _WORKING_BITS = 704
+# Elements at a time, 512 KiB of bits.
 _BLOCK = 2**16
 # No other noise uses this stream: those of `noise` are not a multiple of 4
 # less 1.
 _CLIENT_KEYS = 2**32 - 1
+# A client's streams, under its own key.
 _FIRST, _FURTHER = range(2)
 
 
@@ -136,6 +140,7 @@ class _Table:
   def __init__(self, stddev: float):
     self.most = math.ceil(22 * stddev)
     one = 1 << _WORKING_BITS
+    # 704 bits are 212 digits; the rest absorbs rounding errors.
     with decimal.localcontext(prec=260):
       variance = decimal.Decimal(stddev) ** 2
       ratio = int((-1 / (2 * variance)).exp() * one)
@@ -145,6 +150,7 @@ class _Table:
     for _ in range(self.most):
       weights.append(weights[-1] * ratio >> _WORKING_BITS)
       ratio = ratio * falls >> _WORKING_BITS
+    # Symmetric: k from -most to most.
     both = weights[:0:-1] + weights
     total, sums = 0, []
     for weight in both:
@@ -174,6 +180,7 @@ class _Table:
     places = np.searchsorted(self.first, some, side='right')
     found[open_places] = places
     before = self.first[np.maximum(places - 1, 0)]
+    # Further bits can matter only where the first 64 equal those of a border.
     return found, open_places[(before == some) & (places > 0)]
 
   def find_exactly(self, word: int, further: np.ndarray) -> int:
@@ -184,6 +191,7 @@ class _Table:
     return bisect.bisect_right(self.borders, value)
 
 
+# Cached: a table is slow to build, and each draw needs one.
 _table = functools.lru_cache(maxsize=4)(_Table)
 
 
@@ -204,6 +212,7 @@ def _draw(
 ) -> list[np.ndarray]:
   """Draws the noise of a client by NumPy. Args as `draw`'s tensors."""
   table = _table(float(stddev))
+  # A key for each client: release and stream use up the nonce.
   own = _client_key(key, int(client))
   release, size = int(release) % 2**64, int(size)
   stream = chacha20.Stream(own, release=release, stream=_FIRST)
@@ -214,6 +223,8 @@ def _draw(
     stream.next(zeros[: words.nbytes], words)
     found, needs_refinement = table.find(words)
     if needs_refinement.size:
+      # One block a draw at its position, so that the result does not depend on
+      # which other draws need one.
       further = chacha20.blocks(
           own.view(np.uint32),
           (needs_refinement + start).astype(np.uint32),

@@ -1,8 +1,8 @@
 """Distributed differential privacy: clients add the noise, servers see sums.
 
 Kairouz, Liu and Steinke 2021, https://arxiv.org/abs/2102.06387, Algorithms 1
-and 2, with clips by layer. C is the clip of a whole update of D elements, n the
-clients of a round, of whom at least m do not drop out. A client
+and 2, with clips by layer. C is the clip of a whole update of D elements; a
+round has n clients, and at least m of them do not drop out. A client
 
   1. clips by layer (`grid_clipper`), so to a norm of C;
   2. multiplies by t / C: the norm is now at most t;
@@ -42,6 +42,8 @@ from tff_asr.privacy import queries
 
 ROTATIONS = ('dft', 'none')
 MAX_BITS = 30
+# After this many tries, an update that still does not fit is rounded toward
+# zero.
 _MAX_TRIES = 64
 # Complex numbers, a power of two: TensorFlow is slow at other sizes.
 _LARGEST_BLOCK = 4096
@@ -146,6 +148,7 @@ def choose_parameters(
   checks.finite(noise_multiplier=noise_multiplier)
   checks.in_range(2, MAX_BITS, bits=bits)
   checks.in_range(0, 0.99, max_failed_share=max_failed_share)
+  # rounding.whole, since in float64 0.29 * 100 is below 29.
   min_clients = num_clients - rounding.whole(max_failed_share * num_clients)
 
   def plan_of(clip_in_steps: float) -> Plan:
@@ -168,6 +171,7 @@ def choose_parameters(
         and found.local_stddev <= discrete_gaussian.MAX_STDDEV
     )
 
+  # Bisected in ratios: t covers many orders of magnitude.
   low, high = 1.0, 2.0**30
   if not fits(plan_of(low)):
     raise ValueError(
@@ -299,8 +303,8 @@ class DistributedSumQuery:
     ratio = self._stddev_over_clip / noise_multiplier
     logging.log(
         logging.WARNING if ratio > _MUCH_NOISE else logging.INFO,
-        'Distributed noise of all %d clients, of whom %d suffice, is %.4g '
-        'times that of a trusted server; sums have %d bits.',
+        'Distributed noise of all %d clients (%d suffice) is %.4g times that '
+        'of a trusted server; sums have %d bits.',
         num_clients, self.plan.min_clients, ratio, bits,
     )
 
@@ -343,7 +347,7 @@ class DistributedSumQuery:
       client: int64 [], another one for each client of the round.
     """
     rounded, stats = self.round(params, record, client=client)
-    # After what takes memory of its own.
+    # After the rounding, so that the memory of both is not needed at once.
     with tf.control_dependencies([rounded]):
       noise = discrete_gaussian.draw(
           self._size,
@@ -386,12 +390,14 @@ class DistributedSumQuery:
       num_clients: Number of clients in the sum, integer [].
       global_state: The state of the round.
     """
+    # From [0, 2^b) to [-2^(b-1), 2^(b-1)).
     half = self.modulus // 2
     exact = tf.cast((total + half) % self.modulus - half, tf.float64)
     if self._rotation == 'dft':
       exact = _rotate_back(exact, _seed(global_state.counter, 0))
     step = 1 / self._clip_in_steps(global_state.l2_norm_clip)
     step = queries.nan_if_unkeyed(step, global_state)
+    # Fewer clients' noise is less than was charged.
     step = tf.where(
         num_clients >= self.plan.min_clients,
         step,
@@ -430,6 +436,7 @@ class DistributedSumQuery:
     """Rounds at random, int64 [D], to a squared norm of S^2 at most."""
     most = self.plan.squared_sensitivity
     seed = _seed(params.counter, 1)
+    # Two words of the client's number, so that clients round independently.
     for word in tf.unstack(tf.bitcast(client, tf.int32)):
       seed = tf.random.fold_in(seed, word)
 
@@ -461,6 +468,7 @@ class DistributedSumQuery:
 
 def _seed(counter: tf.Tensor, purpose: int) -> tf.Tensor:
   """Public randomness of a round, int32 [2]."""
+  # Without the noise key: the server, too, must know the rotation.
   return tf.random.fold_in(tf.bitcast(counter, tf.int32), purpose)
 
 
@@ -487,6 +495,7 @@ def _rotate(vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   rows = tf.transpose(tf.reshape(_signs(vector, seed), [-1, num_blocks]))
   values = tf.signal.fft(tf.complex(rows[:, :length], rows[:, length:]))
   parts = tf.concat([tf.math.real(values), tf.math.imag(values)], axis=1)
+  # The transform is not normalised: this makes it keep norms.
   return tf.reshape(parts, [-1]) / math.sqrt(length)
 
 

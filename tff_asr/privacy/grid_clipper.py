@@ -23,7 +23,7 @@ from tff_asr.privacy import clipping as clipping_lib
 STEP_OVER_CLIP = 2.0**-24
 _STEP_OVER_ELEMENT = 2.0**-8
 MIN_CLIP, MAX_CLIP = 1e-30, 1e30
-# A run whose grid keeps less of an update logs a warning.
+# A warning is logged if the grid keeps less of an update.
 _LEAST_KEPT = 0.99
 
 
@@ -39,7 +39,7 @@ class ClippingStats(NamedTuple):
     clipped_norm: Norms of the records after clipping, float32.
     layer_norms: Norms of layers before clipping, float32 [H].
     clipped_layer_norms: Norms of layers after clipping, float32 [H].
-    layers_clipped: Records whose layer was changed, float32 [H].
+    layers_clipped: Records in which the layer was changed, float32 [H].
   """
 
   num_finite: tf.Tensor
@@ -102,8 +102,8 @@ class GridClipper:
     kept = self.norm_kept()
     logging.log(
         logging.WARNING if kept < _LEAST_KEPT else logging.INFO,
-        'The grid of sums keeps %.3f %% of the norm of an update whose layers '
-        'have the norms of their clips.',
+        'The grid of sums keeps %.3f %% of the norm of an update with layers '
+        'at the norms of their clips.',
         100 * kept,
     )
 
@@ -126,6 +126,7 @@ class GridClipper:
     Args:
       l2_norm_clip: C, float32 [].
     """
+    # Without a clip, records stay float32 and have no grid.
     if self.dtype != tf.int64:
       return tf.constant(1.0, tf.float64)
     clip = tf.cast(l2_norm_clip, tf.float64)
@@ -149,13 +150,14 @@ class GridClipper:
   def norm_kept(self) -> float:
     """Returns the share of a record's norm that rounding toward zero keeps.
 
-    In [0, 1], for a record of normal elements whose layers have the norms C_h
-    of the first round; 1 without a clip.
+    In [0, 1], for a record of normal elements with layers of the norms C_h of
+    the first round; 1 without a clip.
     """
     if self.dtype != tf.int64:
       return 1.0
     step = self.first_step_over_clip()
     kept = 0.0
+    # Squared norms add up over layers.
     for layer in self.layers:
       size = sum(math.prod(self._specs[i].shape) for i in layer.indices)
       share = layer.share
@@ -191,6 +193,7 @@ class GridClipper:
           for layer in self.layers
       ]
     else:
+      # Clips that adapt are part of the state, not of the clipping's shares.
       clips = tf.unstack(tf.cast(layer_clips, tf.float64))
       if self.is_global:
         clip, clips = clips[0], [None] * len(self.layers)
@@ -232,7 +235,7 @@ class GridClipper:
 
 
 def step_over_clip(num_elements: int) -> float:
-  """Returns an upper bound on g / C for records of so many elements."""
+  """Returns an upper bound on g / C for records of this many elements."""
   return min(
       STEP_OVER_CLIP, _STEP_OVER_ELEMENT / math.sqrt(max(1, num_elements))
   )
@@ -240,6 +243,7 @@ def step_over_clip(num_elements: int) -> float:
 
 def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
   """Sum of an array's squares in float64, in one pass."""
+  # l2_loss is half of the sum of squares, without a tensor of squares.
   return 2 * tf.nn.l2_loss(tf.cast(tensor, tf.float64))
 
 
@@ -274,6 +278,7 @@ def _stats_of_finite(
 
 def _power_of_two(value: float) -> float:
   """The largest power of two of at most a positive value."""
+  # frexp's mantissa is in [1/2, 1).
   return 2.0 ** (math.frexp(value)[1] - 1)
 
 

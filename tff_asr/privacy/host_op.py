@@ -26,6 +26,7 @@ def register_numpy_op(
   script_ops._py_funcs._funcs[name] = function
 
   def call(*inputs: tf.Tensor, num_outputs: int) -> list[tf.Tensor]:
+    # Stateless: TensorFlow may run it out of order or drop an unused result.
     return tf.raw_ops.PyFuncStateless(
         input=inputs, token=name, Tout=[tf.int64] * num_outputs
     )

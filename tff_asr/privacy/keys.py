@@ -17,6 +17,7 @@ from tff_asr import checks
 
 NUM_BYTES = 32
 NUM_WORDS = 8
+# Fixed byte order, so that keys are the same on every machine.
 _WORD = np.dtype('<i4')
 
 
@@ -47,6 +48,7 @@ def from_seed(seed: int) -> np.ndarray:
     ValueError: If `seed` is not an integer of at least 0.
   """
   checks.non_negative_int(seed=seed)
+  # The prefix keeps these keys apart from other hashes of small numbers.
   text = f'tff_asr.privacy.keys.from_seed:{seed}'
   return from_bytes(hashlib.sha256(text.encode()).digest())
 

@@ -46,4 +46,5 @@ def right_shift(x: np.ndarray, bits: int) -> np.ndarray:
 
 def join_words(rows: np.ndarray) -> np.ndarray:
   """uint32 [2 m, n] to uint64 [n, m]: a column's pairs, low words first."""
+  # Little-endian machines: the first of two words is the low one.
   return np.ascontiguousarray(rows.T).view(np.uint64)

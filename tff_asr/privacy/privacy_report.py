@@ -1,4 +1,4 @@
-"""Privacy report: what rounds guarantee, to whom, and against whom.
+"""Privacy report: what rounds guarantee, and what the guarantee assumes.
 
     >>> rounds = accounting.RoundGroup(
     ...     sampling=accounting.Sampling(
@@ -416,7 +416,7 @@ def plan(
     accountant: 'rdp' or 'pld'.
 
   Returns:
-    A report whose epsilon is at most `target_epsilon`.
+    A report with an epsilon of at most `target_epsilon`.
 
   Raises:
     ValueError: Not exactly two of the three are given, or an argument is out of
@@ -444,6 +444,7 @@ def plan(
         f'two of {", ".join(given)} must be given, the third is found; found '
         f'{", ".join(found) or "none of them"}.'
     )
+  # A group without noise: only its population is read.
   delta = delta_or_default(
       delta, [accounting.RoundGroup(sampling=how, noise_multiplier=0)]
   )
@@ -508,6 +509,7 @@ def extrapolate(
           rounds=(calibration.scale_cohort(
               group, cohort_size=cohort_size, population=population
           ),),
+          # The rounds of other units do not grow.
           other_units=(),
       )
       for cohort_size, population in itertools.product(
@@ -616,6 +618,8 @@ def format_epsilon(value: float) -> str:
     return 'infinite' if value else '0'
   # At least 1e-307: a smaller power of ten would be 0.
   digit = 10.0 ** max(-307, math.floor(math.log10(value)) - 2)
+  # Without the factor, the rounding of the quotient could raise a value that
+  # has three digits already.
   rounded = math.ceil(value / digit * (1 - 1e-12)) * digit
   return f'{rounded:.3g}'
 
@@ -640,7 +644,7 @@ def _noise_on_mean(group: accounting.RoundGroup) -> float:
 def _secure_rounds(
     rounds: Iterable[accounting.RoundGroup],
 ) -> list[accounting.RoundGroup]:
-  """The groups whose noise clients added."""
+  """The groups in which clients added the noise."""
   return [group for group in rounds if group.secure_sum is not None]
 
 
@@ -815,7 +819,7 @@ def _training_entries(
 
 
 def _trust_words(rounds: Iterable[accounting.RoundGroup]) -> str:
-  """Who sees what, and against whom the guarantee holds."""
+  """Which party sees what, and which parties the guarantee covers."""
   trusted = (
       'the server sees the updates before noise is added; the guarantee holds '
       'against those who see only the trained models'

@@ -91,6 +91,7 @@ def run_tests(
     covariance: Covariance of the noise of rounds in units of the stated
       variance, float64 [T, T].
   """
+  # With covariance L L^T, L^-1 makes the noise of rounds independent.
   root = np.linalg.cholesky(covariance)
   whiten = lambda values: linalg.solve_triangular(root, values, lower=True)
   findings = {name: [] for name in ('layers', 'elements', 'rounds', 'sums')}
@@ -100,8 +101,10 @@ def run_tests(
       name: str, size: int, gram: np.ndarray, product: float, energy: float
   ) -> None:
     findings['layers'].append(_scale(name, np.diag(gram), size))
+    # A round without canaries has no known sum.
     if energy > 0:
       findings['sums'].append(_sum(name, product / np.sqrt(energy)))
+    # One element has no direction, and one round no pair.
     if len(gram) > 1 and size > 1:
       findings['rounds'].append(_rounds(name, gram, size))
 
@@ -140,6 +143,7 @@ def _two_sided(squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _scale(name: str, squares: np.ndarray, size: int) -> _Finding:
   """Squares of a layer's residuals in each round, [T], and over rounds."""
+  # Degrees of freedom of each round, and of all rounds.
   counts = np.append(np.full(len(squares), size), size * len(squares))
   squares = np.append(squares, squares.sum())
   found = []
@@ -156,7 +160,9 @@ def _scale(name: str, squares: np.ndarray, size: int) -> _Finding:
 def _elements(name: str, residuals: np.ndarray) -> _Finding:
   """The k smallest and k largest sums of squares of elements over rounds."""
   num_rounds, size = residuals.shape
+  # Powers of two: one p-value for each scale, from single elements to all.
   counts = 2 ** np.arange(size.bit_length())
+  # Widened by the resolution, so that rounding alone cannot fail the test.
   least = np.sum((np.abs(residuals) + _RESOLUTION) ** 2, axis=0)
   most = np.sum(residuals**2, axis=0)
   found = []
@@ -186,6 +192,7 @@ def _rounds(name: str, gram: np.ndarray, size: int) -> _Finding:
   return _Finding(
       f'correlation {cosines[place]:.2g} of rounds {first[place] + 1} and '
       f'{second[place] + 1} ({name})',
+      # Corrected for the number of pairs.
       len(cosines) * float(_cosine_p(cosines[place], size)),
   )
 
@@ -194,6 +201,7 @@ def _sum(name: str, deviations: float) -> _Finding:
   """The inner product of residuals and known sum, in its deviations."""
   return _Finding(
       f'{deviations:.1f} deviations above the known sum ({name})',
+      # One-sided: only clients that count for more than the clip are a risk.
       special.ndtr(-deviations),
   )
 

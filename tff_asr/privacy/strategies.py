@@ -103,6 +103,7 @@ class Toeplitz:
       column = np.zeros(max(num_rounds, len(scales) + 1))
       column[: len(scales) + 1] = [1.0, *scales]
       return column[:num_rounds]
+    # 0^0 is 1: a buffer with decay 0 acts in one round only.
     powers = decays ** np.arange(num_rounds - 1)[:, None]
     return np.concatenate([[1.0], powers @ scales])[:num_rounds]
 
@@ -110,8 +111,10 @@ class Toeplitz:
     """The first column of C^-1, float64 [num_rounds]."""
     one = np.zeros(num_rounds)
     one[0] = 1
+    # C^-1 as the impulse response of the inverse filter.
     return signal.lfilter(*self._fraction[::-1], one)
 
+  # Cached: the accounting asks for it in every round.
   @functools.lru_cache(maxsize=1024)
   def sensitivity(self, num_rounds: int, *, min_sep: int) -> float:
     """Returns the norm by which a client may move C x, in clips.
@@ -238,6 +241,7 @@ def optimize(
   checks.one_of(_ERRORS, error=error)
 
   def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+    # Complex-step derivatives: exact to rounding, since no difference is taken.
     # Row i has a step of i times 1e-30 in parameter i - 1, the first has none.
     steps = np.vstack([np.zeros(len(parameters)), np.eye(len(parameters))])
     found = _log_loss(
@@ -312,6 +316,7 @@ def optimize_banded(
       method='L-BFGS-B', bounds=[(1e-6, 1.0)] * len(places),
       options={'maxiter': 400, 'ftol': 1e-12, 'gtol': 1e-8},
   )
+  # `Toeplitz` needs scales that do not increase; the bounds do not ensure it.
   scales = np.minimum.accumulate(np.minimum(found.x, 1.0))
   return Toeplitz(
       output_scale=tuple(math.floor(scale * _ONE) for scale in scales),
@@ -350,6 +355,7 @@ def _decays(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _scales(decays: np.ndarray, others: np.ndarray) -> np.ndarray:
   """Scales of the product of (1 - others x) / (1 - decays x), [..., d]."""
   gaps = decays[..., :, None] - decays[..., None, :]
+  # The diagonal's zeros become factors of 1.
   gaps = gaps + np.eye(decays.shape[-1])
   return np.prod(decays[..., :, None] - others[..., None, :], axis=-1) / (
       np.prod(gaps, axis=-1)

@@ -32,6 +32,7 @@ def fold(
 ) -> _State:
   """step(.. step(step(state, rows[0]), rows[1]) ..), as a loop of one body."""
   rows = tf.convert_to_tensor(rows)
+  # A loop keeps the graph small.
   return tf.while_loop(
       lambda i, _: i < tf.shape(rows)[0],
       lambda i, state: (i + 1, step(state, rows[i])),

@@ -83,6 +83,7 @@ async def audit(
   )
   training = dataclasses.replace(training, observer=rounds.add)
   results = await training_loop.run(training)
+  # It was trained on canaries only.
   model = os.path.join(output_dir, run_dir.MODEL)
   if os.path.exists(model):
     os.remove(model)
@@ -199,8 +200,9 @@ def noise_covariance(
     float64 [T, T].
 
   Raises:
-    ValueError: Correlated noise began anew, or was charged for other rounds.
+    ValueError: Correlated noise was restarted, or charged for other rounds.
   """
+  # Independent rounds need no order, so repeated ones may be charged too.
   if all(group.strategy is None for group in rounds):
     return np.eye(num_rounds)
   counts = [group.count for group in rounds]
@@ -389,7 +391,7 @@ def layer_norms(
   Args:
     specs: Specs of the tensors, by name.
     clipping: How the clip is divided over layers.
-    shares: C_h / C of layers whose clips adapt; others have `clipping`'s.
+    shares: C_h / C of layers with adaptive clips; others take `clipping`'s.
   """
   norms = [1 / math.sqrt(len(specs))] * len(specs)
   for layer in clipping.divide(specs):

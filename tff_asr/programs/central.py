@@ -254,6 +254,7 @@ class CentralTraining(
     frames, padded = 0.0, 0.0
     for batch in result.batch:
       lengths = batch['feature_lengths'].numpy()
+      # Rows that are not trained on have weight 0.
       frames += float(np.dot(batch['example_weights'], lengths))
       num_rows, num_frames, _ = batch['features'].shape
       padded += num_rows * num_frames
@@ -378,8 +379,10 @@ class _BatchReader:
     mine = range(loader, self._client_data.num_records, self._num_loaders)
     per_pass = -(-len(mine) // size)
     key = keys.derive(keys.from_seed(self._seed), purpose='central order')
+    # Loader 0 has the order of a run with one loader.
     if loader:
       key = keys.derive(key, purpose=f'loader {loader}')
+    # Seeds of stateless ops are int32 here.
     seed = tf.constant([self._seed & 0x7FFFFFFF, 1 + loader])
     num_ahead = max(1, _NUM_AHEAD // self._num_loaders)
 
@@ -404,6 +407,7 @@ class _BatchReader:
     ).map(
         lambda chunk, rows: (chunk, self._prepare(chunk, rows, seed)),
         num_parallel_calls=num_ahead,
+        # In order: a resumed run must get the same batches.
         deterministic=True,
     )
     return pipeline.slice_all(

@@ -70,8 +70,10 @@ async def describe(training: training_loop.TrainingRun) -> str:
 def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
   """Disk space that saved states take, and that is free."""
   folder = training.output_dir
+  # The folder may not exist yet: find the disk that it will be on.
   while not os.path.isdir(folder or '.'):
     folder = os.path.dirname(folder)
+  # Below, f_bavail: blocks that users other than root may fill.
   disk = os.statvfs(folder or '.')
   settings = training.settings
   text = f'{_size(state_bytes)} each, {settings.keep_last} kept'

@@ -389,6 +389,7 @@ def _results(
 ) -> dict[str, Any]:
   """An evaluation as JSON."""
   by_client = evaluated.errors_by_client()
+  # A speaker without words has no rate.
   rates = [errors.rate for errors in by_client.values() if errors.words]
   return {
       'word_error_rate': evaluated.word_error_rate,

@@ -241,6 +241,7 @@ def explained_shortage(*, shows_details: bool = True) -> Iterator[None]:
     yield
   except Exception as error:
     cause = error
+    # The errors of clients are wrapped on their way to the program.
     while cause is not None and client_round.exhausted_resource(cause) is None:
       cause = cause.__cause__
     # An OSError itself says what to change.

@@ -61,8 +61,8 @@ class FederatedTraining(
     context: Runs the rounds; see `tff_asr.execution`.
     num_rounds: Rounds of the whole run.
     faults: What to do about clients that fail and models that diverge.
-    scores_run: Folder of the run whose scores chose layers to freeze, if any;
-      its ledger is inherited.
+    scores_run: Folder of the run with the scores that chose layers to freeze,
+      if any; its ledger is inherited.
     observer: Called with each round and its number, for an audit; else None.
   """
 
@@ -83,6 +83,7 @@ class FederatedTraining(
       with collect:
         checks.positive_int(num_rounds=self.num_rounds)
       with collect:
+        # With any key: this call only checks the builder's arguments.
         self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
       with collect:
         self.faults.validate()

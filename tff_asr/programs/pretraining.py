@@ -103,6 +103,7 @@ class Pretraining(
             self.gradients, is_private=self.build_query is not None
         )
       with collect:
+        # With any key: this call only checks the arguments.
         self._build_examples(keys.from_seed(0))
       with collect:
         self._check_copies()
@@ -239,6 +240,7 @@ class Pretraining(
         step_num=round_num,
     )
     loop_state = {
+        # float64, since the sum runs over all steps.
         name: np.float64(before + np.float64(measured['layer_squares'][name]))
         for name, before in loop_state.items()
     }
@@ -339,6 +341,7 @@ class MaskedEvaluator:
       pipeline: Gives features and batches.
       client_data: The speakers; all their utterances within the limit.
     """
+    # The evaluator takes examples by number and draws no batches.
     examples = examples_lib.ExampleSampler(
         client_data, pipeline=pipeline, batch_size=1, key=keys.from_seed(0)
     )

@@ -1,4 +1,4 @@
-"""One line of progress, redrawn on a terminal, repeated in a log."""
+"""A progress line, redrawn on a terminal and repeated in a log."""
 
 import sys
 import time
@@ -47,6 +47,7 @@ class Progress:
     self._unit = unit
     self._stream = stream or sys.stderr
     self._started = time.monotonic()
+    # So that the first update writes a line.
     self._last_line = self._started - _SECONDS_BETWEEN_LINES
     self._metrics = {}
 
@@ -76,6 +77,7 @@ class Progress:
     """`description: unit 3 of 10, loss 2.5, 12 s left`."""
     parts = [f'{self._unit} {self._done} of {self._total}']
     parts += [f'{name} {value}' for name, value in self._metrics.items()]
+    # Rounds before a resumption took no time of this process.
     advanced = self._done - self._initial
     if 0 < advanced and self._done < self._total:
       rate = (now - self._started) / advanced

@@ -74,7 +74,9 @@ _TIMEOUT_SEC = 30
 class Server(socketserver.ThreadingTCPServer):
   """Serves the page until `shutdown`; `server_address` has the port."""
 
+  # A demo that is started again can use the same port at once.
   allow_reuse_address = True
+  # A page that is open does not keep the program from ending.
   daemon_threads = True
 
   def __init__(
@@ -194,6 +196,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   """Answers one request of the page."""
 
   server: Server
+  # Responses do not reveal the version of Python.
   server_version, sys_version = 'tff_asr', ''
   timeout = _TIMEOUT_SEC
 
@@ -232,6 +235,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       pass  # The page was closed.
 
   def _page(self) -> None:
+    # A new nonce for each response, so that no script can guess it.
     nonce = secrets.token_urlsafe(16)
     with open(_PAGE, encoding='utf-8') as f:
       page = f.read().replace('NONCE', nonce)
@@ -244,10 +248,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _transcribe(self) -> None:
     size = self.headers.get('Content-Length', '')
+    # Without a length, the body has no bound before it is read.
     if not size.isdecimal() or 'Transfer-Encoding' in self.headers:
       raise _Refused(
           http.HTTPStatus.LENGTH_REQUIRED, 'The Content-Length is missing.'
       )
+    # Counted first: int() refuses numbers of thousands of digits.
     if len(size) > len(str(MAX_BYTES)) or int(size) > MAX_BYTES:
       raise _Refused(
           http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -285,6 +291,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         'Content-Type': f'{kind}; charset=utf-8',
         'Content-Length': str(len(data)),
         'Content-Security-Policy': policy,
+        # Transcripts must not stay in the browser's cache.
         'Cache-Control': 'no-store',
         'Referrer-Policy': 'no-referrer',
         'X-Content-Type-Options': 'nosniff',

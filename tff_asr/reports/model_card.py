@@ -237,6 +237,7 @@ def _privacy(run: runs_lib.Run) -> str:
 def _literal(run: runs_lib.Run, name: str) -> Optional[str]:
   """Returns a setting that is a str; None for any other."""
   try:
+    # gin ends the lines of a long string with a backslash.
     value = ast.literal_eval(run.settings.get(name, 'None').replace('\\\n', ''))
   except (ValueError, SyntaxError):
     return None

@@ -150,6 +150,7 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
         [after.get(n, math.nan) for n in names],
         heights, 'C1|', markersize=9, markeredgewidth=2, label='after clipping',
     )
+  # A logarithmic axis cannot show a norm of 0.
   if all(value > 0 for value in before.values()):
     left.set_xscale('log')
   left.set_xlabel("norm of a client's update, mean over clients and rounds")
@@ -158,6 +159,7 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
   right.set_xlim(0, 100)
   right.set_xlabel('clients clipped, %')
   left.set_yticks(heights, list(map(_text, names)), fontsize='x-small')
+  # The first layer is on top.
   left.set_ylim(len(names) - 0.5, -0.5)
   figure.suptitle(f'{_text(run.name)} (not private)', fontsize='medium')
   return figure
@@ -191,8 +193,8 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
   The noise on the mean, the rounds and the sampling probability stay the same.
 
   Returns:
-    Epsilon by population, until it is small; empty for runs whose ledger has
-    rounds of several kinds, without noise, or with correlated noise.
+    Epsilon by population, until it is small; empty if the ledger has rounds of
+    several kinds, without noise, or with correlated noise.
   """
   *others, group = run.privacy['groups']
   # Several kinds of rounds: the ledger includes those of a seed model.
@@ -452,6 +454,7 @@ def plot_grid(
   # The lowest panel of each column.
   for axes in used[-3:]:
     axes.set_xlabel(label)
+    # A shared axis has labels in the last row only, which may not be full.
     axes.tick_params(labelbottom=True)
   figure.supylabel(value_label, fontsize='medium')
   _legend(figure, used)
@@ -466,6 +469,7 @@ def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
 def color_of(runs: Runs, run: runs_lib.Run) -> str:
   """Returns the colour of a run among runs, as `#rrggbb`."""
   number = list(runs).index(run)
+  # tab10 has 10 colours.
   if len(runs) <= 10:
     rgb = matplotlib.colormaps['tab10'](number)
   else:
@@ -617,6 +621,7 @@ def _panels(
   for row in panels:
     row[0].set_ylabel(label)
   if is_share:
+    # Room for curves at 0 and 100 %.
     panels[0, 0].set_ylim(-3, 103)
   _legend(figure, panels.flat)
   return figure

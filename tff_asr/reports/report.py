@@ -112,6 +112,7 @@ def _sections(
       ],
       'Layers (not private)': [
           picture(
+              # Names of runs may have slashes.
               f'layers_{re.sub("[^A-Za-z0-9_.-]", "_", run.name)}',
               plots.layers(run),
           )
@@ -223,6 +224,7 @@ def _worst(runs: plots.Runs, num_worst: int) -> Iterator[str]:
         (word_errors.count(each['reference'], each['text']), each)
         for each in run.evaluation['hypotheses']
     ]
+    # Ties in the order of ids, so that equal runs give equal pages.
     counted.sort(key=lambda pair: (-pair[0].errors, pair[1]['utterance_id']))
     yield f'<h3>{html.escape(run.name)}</h3>'
     for errors, each in counted[:num_worst]:

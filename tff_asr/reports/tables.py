@@ -111,6 +111,7 @@ def parse(
   flat = [path for named in paths.values() for path in named]
   found = iter(runs_lib.read(flat, evaluation=evaluation))
   rows = [Row(k, [next(found) for _ in named]) for k, named in paths.items()]
+  # Without a label, a run has the shortest name that tells it apart.
   return [
       Row(row.first.name, row.runs) if row.label == row.first.path else row
       for row in rows

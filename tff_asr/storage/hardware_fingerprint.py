@@ -85,6 +85,7 @@ def _read(run: str) -> Properties | None:
   """Reads the properties that a run began with; None if it has none."""
   try:
     found = files.parse_json(files.read(path(run)))
+  # A damaged record must not keep a run from being resumed.
   except (OSError, ValueError):
     return None
   return found if isinstance(found, dict) else None

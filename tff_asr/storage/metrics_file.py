@@ -59,6 +59,7 @@ class MetricsFile(tff.program.ReleaseManager):
       key: The round or step, higher than those before.
     """
     row = {_KEY: key, **value}
+    # The header changes, so the whole file is written again.
     new = [name for name in row if name not in self._columns]
     if new:
       rows = _read(self._path)[1]
@@ -155,6 +156,7 @@ def read_all(path: str) -> dict[str, dict[int, float]]:
   columns, rows = _read(path)
   try:
     return {
+        # A round without the metric has an empty cell.
         name: {int(row[_KEY]): float(row[name]) for row in rows if row[name]}
         for name in columns
         if name != _KEY

@@ -71,5 +71,6 @@ def read(path: str) -> dict[str, np.ndarray]:
   Raises:
     DamagedFileError: As `read_header`, or the weights are damaged.
   """
+  # Checks that it is a model, and not another file of tensors.
   read_header(path)
   return tensor_file.read(path)

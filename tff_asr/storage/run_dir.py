@@ -182,6 +182,7 @@ class RunDir:
         files.write_json(
             hardware_fingerprint.path(path), hardware_fingerprint.describe()
         )
+    # An interrupt must release the folder, too.
     except BaseException:
       self._lock.release()
       raise
@@ -357,6 +358,7 @@ def file_of(run: str, name: str) -> str:
 def _has_begun(path: str) -> bool:
   """Returns whether the run has saved a state or charged a round."""
   states = os.path.join(path, _STATES)
+  # A partial file is a state that was not saved to its end.
   if os.path.isdir(states) and any(
       not name.endswith('.partial') for name in os.listdir(states)
   ):
@@ -468,7 +470,7 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
 def saved_ledger_head(run: str) -> Optional[ledger_lib.Head]:
   """The ledger's head in the newest state that a run saved, if there is one.
 
-  States of central runs, whose ledger does not change, have none.
+  States of central runs have none, since their ledger does not change.
   """
   newest = newest_state(run)
   if newest is None:
@@ -514,6 +516,7 @@ def macros_of_text(configuration: str) -> dict[str, str]:
 def _plain(text: str) -> metrics_file.Setting:
   """Parses a macro's value where TensorBoard has a type for it."""
   try:
+    # gin ends the lines of a long string with a backslash.
     value = ast.literal_eval(text.replace('\\\n', ''))
   except (ValueError, SyntaxError):
     return text
@@ -550,6 +553,7 @@ def flatten_metrics(
 def _read_configuration(path: str) -> str:
   """Reads the configuration that a run began with."""
   config = os.path.join(path, CONFIG)
+  # A damaged character counts as a difference, not as an error.
   with open(config, encoding='utf-8', errors='replace') as f:
     return f.read()
 

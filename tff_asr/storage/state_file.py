@@ -101,7 +101,7 @@ def read_leaves(path: str, *, prefix: str = '') -> dict[str, Leaf]:
 
   Args:
     path: A state file.
-    prefix: Only leaves whose paths begin with it are read.
+    prefix: Only leaves with paths that begin with it are read.
 
   Raises:
     DamagedFileError: A checksum does not match.
@@ -140,10 +140,12 @@ def _flatten(state: State) -> _Flat:
           f'Two leaves of the state have the path {name!r}: rename a key.'
       )
     if isinstance(leaf, Array):
+      # safetensors writes an array's memory as it is.
       flat.arrays[name] = np.asarray(leaf, order='C')
       # 'V': bfloat16. Text and objects are left.
       if flat.arrays[name].dtype.kind in 'biufV':
         continue
+    # Exact types: a subclass would come back as its base class.
     elif type(leaf) in (bool, int, float, str, bytes, type(None)):
       flat.values[name] = leaf
       continue

@@ -106,6 +106,7 @@ def read_header(path: str) -> Header:
         shapes, dtypes, described['content'], described['arrays_crc32']
     )
     expected = described['header_crc32']
+  # TypeError: the metadata have no entry of this project.
   except (KeyError, TypeError):
     raise DamagedFileError(
         f'The file {path} is not of this project: its metadata have no '
@@ -123,7 +124,7 @@ def read(path: str, *, prefix: str = '') -> dict[str, np.ndarray]:
 
   Args:
     path: The file.
-    prefix: Only arrays whose names begin with it are read.
+    prefix: Only arrays with names that begin with it are read.
 
   Raises:
     DamagedFileError: As `read_header`, or an array does not match its checksum.
