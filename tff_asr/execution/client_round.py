@@ -110,6 +110,7 @@ class ClientRound:
     """Causes of clients' failures, by position, those left out included."""
     return {
         position: _explain(error)
+        # Sorted, so that the log does not depend on which thread failed first.
         for position, (error, _) in sorted(self.errors.items())
     }
 
@@ -123,6 +124,8 @@ class ClientRound:
     """Records that a client begins; raises RoundStopped after the round."""
     self.check_stop()
     self.scheduler.check_running()
+    # Not wall-clock time, which may jump. Entries of a dict are set atomically,
+    # so the watching thread needs no lock.
     self.begun[position] = time.monotonic(), device
 
   def fail(
@@ -211,6 +214,7 @@ class ClientRound:
     try:
       for thread in threads:
         thread.start()
+        # Only these are joined: starting a thread may fail, or be interrupted.
         started.append(thread)
       exact = get_sum()
       ordered = [] if self.ordered is None else self.ordered.total()
@@ -225,6 +229,7 @@ class ClientRound:
       self.scheduler.stop()
       for thread in started:
         while thread.is_alive() and not self.is_hung:
+          # With a limit, in steps: a hung thread is not waited for.
           thread.join(timeout_sec and _WATCH_SEC)
     if self.is_failed:
       raise self._client_error()
@@ -252,6 +257,7 @@ class ClientRound:
     """Ends the round when a client takes too long."""
     while not ended.wait(min(_WATCH_SEC, _WATCH_SHARE * limit)):
       now = time.monotonic()
+      # A copy, because other threads change the dict meanwhile.
       for position, (begun_sec, device) in list(self.begun.items()):
         if now - begun_sec > limit:
           self.failure = ClientTimeoutError(

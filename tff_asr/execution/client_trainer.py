@@ -78,6 +78,7 @@ class ClientTrainer:
       get_client: returns a client's flat values by its position.
       all_reduce: see `reduction.sum_over_devices`.
     """
+    # Consecutive threads are on different devices, so a small cohort uses all.
     self.devices = tuple(devices) * clients_per_device
     self._loaded = loaded
     self._all_reduce = all_reduce
@@ -87,6 +88,7 @@ class ClientTrainer:
     for device in devices:
       with tf.device(device):
         self._broadcast[device] = [_copy(tensor) for tensor in broadcast]
+        # Made once: it is the start of each group, and is not changed in place.
         _, self._ordered_zero[device] = loaded.programs.split(loaded.zero())
     # By thread; empty until it has trained a client, and while it trains.
     self._sums = [[] for _ in self.devices]

@@ -7,8 +7,8 @@ A federated computation becomes a `FederatedProgram`:
     prepare: S -> C              server value to broadcast
     zero: -> A                   an empty accumulator
     work: <A, D, C> -> A         one client, added to an accumulator
-    merge_ordered: <B, B> -> B   adds those leaves of two accumulators whose sum
-                                 depends on the order
+    merge_ordered: <B, B> -> B   adds the leaves of two accumulators that are
+                                 order-dependent sums
     finish: <S, A> -> X          the result at the server
     draw: S -> N                 the noise of `finish`, ahead of it
     finish_drawn: <S, N, A> -> X the rest of `finish`
@@ -148,8 +148,8 @@ def compile_computation(
   Args:
     comp: any of
       - a federated computation over clients with one broadcast followed by one
-        aggregation, whose arguments are placed and whose results are at the
-        server or have no placement;
+        aggregation; its arguments are placed, and its results are at the server
+        or have no placement;
       - a computation without clients.
 
   Returns:
@@ -160,10 +160,12 @@ def compile_computation(
     UncompilableError: `comp` is none of these.
     ValueError: no argument of `comp` tells how many clients it has.
   """
+  # Before the try: it is an error of the caller, whatever runs the computation.
   intrinsics.check_clients(comp, None)
   found = intrinsics.called_intrinsics(comp)
   try:
     return _compile(comp, found)
+  # TFF raises errors of many types for what its compiler does not support.
   except Exception as error:
     signature = comp.type_signature.compact_representation()
     reason = ' '.join(str(error).split())
@@ -172,6 +174,7 @@ def compile_computation(
         f'process ({type(error).__name__}: {reason[:300]}); write it as the '
         'table in docs/execution.md says'
     )
+    # Do not send the user to a runtime that does not support it either.
     if found.isdisjoint(intrinsics.NOT_NATIVE):
       message += (
           ', or run it in TFF\'s native context: tff_asr.execution.native.'
@@ -260,6 +263,7 @@ def _get_form(
         'it broadcasts what it has aggregated: split it there into two '
         'computations, the second with that as a server argument'
     ) from error
+  # Twice, because only the form shows which values are summed securely.
   if secure_sums.has_any(form):
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         secure_sums.as_plain_sums(form), _CONFIG
@@ -283,6 +287,7 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
           form.update,
       ),
   )
+  # Server programs may have such state: each call imports them again.
   shared = {*work.shared_state, *accumulate.shared_state}
   if shared:
     raise ValueError(
@@ -308,6 +313,7 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
       clients=ClientPrograms(
           work=graph.Program(
               (work, accumulate),
+              # The accumulator skips `work`, which does not read it.
               num_kept=len(zero.outputs),
               in_place=in_place,
           ),

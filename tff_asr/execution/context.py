@@ -257,6 +257,7 @@ class Runner(abc.ABC, Generic[_Clients]):
       else:
         total = program.clients.zero.load()()
     self.last_failures = this_round.failures
+    # After the clients: all of them may have failed.
     intrinsics.check_clients(comp, len(clients) - len(self.last_failures))
     self.last_store_bytes = this_round.store_bytes
     trim_malloc(total)
@@ -287,6 +288,8 @@ class Runner(abc.ABC, Generic[_Clients]):
         clients=clients,
         broadcast=broadcast,
         scheduler=scheduler.Scheduler(
+            # Twice the threads: each may have a group in work and a result that
+            # waits for its turn.
             groups, max_ahead=2 * self.num_threads if is_large else None
         ),
         ordered=loaded.merge_ordered
@@ -356,6 +359,8 @@ class AsyncContext(_RunnerContext, tff.framework.AsyncContext):
     stop = threading.Event()
     call = functools.partial(self._runner.invoke, comp, arg, stop=stop)
     try:
+      # In a thread, because the round blocks. It cannot be cancelled itself, so
+      # `stop` tells it to end.
       return await asyncio.get_running_loop().run_in_executor(None, call)
     except asyncio.CancelledError:
       stop.set()

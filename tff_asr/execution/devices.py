@@ -19,6 +19,7 @@ def _set_cuda_dir() -> None:
   """
   try:
     found = importlib.util.find_spec('nvidia.cuda_nvcc')
+  # Raised if the parent package `nvidia` is missing.
   except ModuleNotFoundError:
     return
   if found is not None and found.submodule_search_locations:
@@ -58,11 +59,13 @@ def choose(
   """
   split_gpus(count=clients_per_device, memory_mb=gpu_memory_mb)
   is_split = gpu_memory_mb is not None and clients_per_device > 1
+  # The setting has no effect on a machine without GPUs.
   is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
   found = logical_devices(devices)
   if all_reduce is None:
     # NCCL needs physical GPUs.
     all_reduce = not is_split and all(':GPU:' in name for name in found)
+  # The parts of a split GPU are devices, and each trains one client.
   return DeviceSet(found, 1 if is_split else clients_per_device, all_reduce)
 
 

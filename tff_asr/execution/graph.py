@@ -28,6 +28,7 @@ from tensorflow.python.framework import op_def_registry
 
 from tff_asr.execution import values
 
+# Makes names unique in the process; `next` of a count is thread-safe.
 _load_counter = itertools.count()
 
 # TensorFlow makes a new variable each time a VarHandleOp of this name runs, and
@@ -106,6 +107,8 @@ def _make_state_fresh(graph_def: tf.compat.v1.GraphDef) -> None:
     if node.op in _FRESH:
       node.op = _FRESH[node.op]
       for name in ('container', 'shared_name', 'use_node_name_sharing'):
+        # Anonymous tables have no such attributes, and importing them would
+        # fail.
         node.attr.pop(name, None)
       if node.op == 'VarHandleOp':
         node.attr['shared_name'].s = _ANONYMOUS.encode()
@@ -117,6 +120,7 @@ def find_shared_state(graph_def: tf.compat.v1.GraphDef) -> tuple[str, ...]:
   These are all ops with an attribute `container` or `shared_name`, by which
   kernels share state between calls, threads and graphs of a process.
   """
+  # Sorted: the names are part of a message, and of the pickled graph.
   return tuple(sorted({
       node.op
       for nodes in node_lists(graph_def)
@@ -219,6 +223,8 @@ class LoadedProgram:
     is_added = make_variable(tf.constant(False))
     try:
       outputs = iter(function(*tensors, is_added))
+    # Passed on: `client_round.shortage` ends the round for it, whatever was
+    # added.
     except tf.errors.ResourceExhaustedError:
       raise
     except Exception as error:
@@ -356,6 +362,7 @@ def _extract(
   """
   setters = _find_setters(graph_def, initialize_op)
   needed = ancestors(graph_def, targets)
+  # An initial value may need another variable, and so that one's setter.
   pending = dict(setters)
   while handles := needed & pending.keys():
     names = set().union(*(pending.pop(handle) for handle in handles))
@@ -380,8 +387,11 @@ def _extract(
         for setter, before in inputs_of_setters.get(
             node_name(source), {}
         ).items()
+        # Not the nodes that the setter itself depends on: that would be a
+        # cycle.
         if node.name not in before
     }))
+    # Colocation with a node that was left out would make the import fail.
     if '_class' in node.attr:
       node.attr['_class'].list.s[:] = [
           group
@@ -512,6 +522,7 @@ def _import_graph(
       if node_name(source) in present
   }
   if node_name(graph.session_token) in present:
+    # It identifies a session of TFF, and there is none here.
     input_map[graph.session_token] = tf.constant('')
   found = tf.graph_util.import_graph_def(
       graph_def, input_map=input_map, return_elements=outputs, name=name
@@ -539,6 +550,8 @@ def _take(
   """Returns a variable's value, and the op that empties the variable."""
   value = read_variable(handle, spec.dtype)
   value.set_shape(spec.shape)
+  # The read comes first, and shares the buffer: emptying the variable leaves
+  # the value alone until its last use.
   with tf.control_dependencies([value]):
     emptied = tf.raw_ops.AssignVariableOp(
         resource=handle, value=tf.zeros([0], spec.dtype)
@@ -622,6 +635,7 @@ def is_sum(
 
   def source(name: str) -> tf.compat.v1.NodeDef:
     node = nodes[node_name(name)]
+    # A second input is a control dependency, such as a check: not skipped.
     while node.op == 'Identity' and len(node.input) == 1:
       node = nodes[node_name(node.input[0])]
     return node

@@ -1,7 +1,7 @@
 """Intrinsics that a TFF computation calls, and checks of its number of clients.
 
-Our contexts refuse computations whose result over zero clients would be
-meaningless. A sum over zero clients is 0 and a mean NaN, as TFF defines them.
+Our contexts refuse computations that have no meaningful result over zero
+clients. A sum over zero clients is 0 and a mean NaN, as TFF defines them.
 """
 
 import tensorflow_federated as tff
@@ -60,6 +60,7 @@ def count_clients(
   if isinstance(type_spec, tff.StructType):
     fields = values.iter_fields(argument, type_spec, 'argument')
     counts = (count_clients(value, part) for value, part, _ in fields)
+    # The first one decides; `PlacedArguments.split` compares all of them.
     return next((count for count in counts if count is not None), None)
   if is_one_per_client(type_spec) and isinstance(argument, (list, tuple)):
     return len(argument)

@@ -162,6 +162,7 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
         tasks.complete(_PROCESS, task, trainer.flush())
         continue
       ordered = trainer.train(thread, task.positions, monitor=this_round)
+      # The ordered sum is kept on one device, where groups are added in turn.
       with tf.device(self._server_device):
         this_round.add_ordered(task.number, ordered)
       tasks.complete(_PROCESS, task)

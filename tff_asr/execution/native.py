@@ -127,6 +127,7 @@ class _Caller:
   def __init__(self, max_concurrent_clients: int | None):
     if max_concurrent_clients is not None:
       checks.positive_int(max_concurrent_clients=max_concurrent_clients)
+    # Registered once, and last, so that it runs before handlers of libraries.
     atexit.unregister(stop)
     atexit.register(stop)
     _leave_interrupts_to_workers()
@@ -196,6 +197,7 @@ def _check_reach(trust_network: bool) -> None:
       for name, addresses in psutil.net_if_addrs().items()
       for address in addresses
       if address.family in (socket.AF_INET, socket.AF_INET6)
+      # IPv6 addresses may end in the name of their interface, such as %eth0.
       and not ipaddress.ip_address(address.address.split('%')[0]).is_loopback
   )
   if others:

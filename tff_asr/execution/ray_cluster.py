@@ -170,6 +170,7 @@ def require_token(address: str | None) -> None:
     return
   needed = {_SEVERAL_MACHINES: '0'}
   if mode is None:
+    # Drawn again in each process: no one else needs to join this cluster.
     needed |= {_MODE: 'token', _TOKEN: secrets.token_hex(32)}
   if ray is not None and not needed.items() <= os.environ.items():
     raise ValueError(
@@ -185,6 +186,7 @@ def stop() -> None:
   Call it before you build another context: the actors of the first one hold
   the devices.
   """
+  # Never imported, so there is nothing to stop.
   if 'ray' not in sys.modules:
     return
   # pylint: disable-next=g-import-not-at-top

@@ -34,6 +34,8 @@ from tff_asr.execution import scheduler
 _START_TIMEOUT_SEC = 180.0
 _POLL_SEC = 0.2
 # How many sums one Ray task adds.
+# More would hold more sums in one machine's memory; fewer would take more steps
+# from machine to machine.
 _FAN_IN = 8
 
 # Ray raises these when an actor's process or machine is gone.
@@ -120,7 +122,9 @@ class Actor:
     self.node = 'not started'
     self.node_id = None
     self._started = self.handle.start.remote(settings)
+    # For `replace`: a new actor with the same options, elsewhere if need be.
     self._relaunch = functools.partial(Actor, options, settings)
+    # A chain: each lost actor points to the one launched in its place.
     self._successor = None
     self._lock = threading.Lock()
 
@@ -141,6 +145,7 @@ class Actor:
     """
     deadline = time.monotonic() + _START_TIMEOUT_SEC
     while self.devices is None:
+      # In steps, so that the end of a round or Ctrl-C is noticed.
       ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
       if ready:
         try:
@@ -278,6 +283,8 @@ class RayRunner(context.Runner[_RayPrograms]):
     if self.settings.num_workers is None:
       # Machines come and go. New actors take part once they have started.
       self._fill_rooms()
+    # Put once: Ray sends it to each machine once, whatever the number of
+    # actors.
     broadcast = ray_worker.pack(this_round.broadcast)
     this_round.store_bytes += ray_worker.count_bytes(broadcast)
     key = ray_worker.RoundInputs(
@@ -457,6 +464,7 @@ class _RayRound:
       num_bytes, reference = actor.handle.flush.options(num_returns=2).remote(
           self._key
       )
+      # Waits for the small value: the sum itself stays on its machine.
       self._count(self._wait(num_bytes))
       self._tasks.complete(actor, task, _FlushedSum(actor.node_id, reference))
 
@@ -490,6 +498,7 @@ class _RayRound:
           actor.handle.train.remote(
               self._key, thread, tuple(clients), list(clients.values())
           ),
+          # The limit is for one client, and a group trains one after another.
           timeout_sec=limit and limit * len(group.positions),
       )
     except ray.exceptions.ObjectLostError as error:

@@ -75,6 +75,7 @@ def add_packed(*sums: PackedSum) -> PackedSum:
 
 
 def _fits_int32(leaf: np.ndarray) -> bool:
+  # An empty array has no minimum.
   return leaf.size == 0 or bool(
       leaf.min() >= _INT32.min and leaf.max() <= _INT32.max
   )

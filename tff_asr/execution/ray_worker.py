@@ -138,7 +138,9 @@ class RayWorker:
     self._devices = devices.DeviceSet(('/device:CPU:0',), 1, False)
     self._loaded = {}  # `client_trainer.LoadedClientPrograms`, by computation.
     self._rounds = {}  # Trainer and clients' values, by round number.
+    # Bounded: late tasks of a round arrive at most a few rounds later.
     self._ended = collections.deque(maxlen=100)
+    # Held while programs load, so that threads do not load them twice.
     self._lock = threading.Lock()
 
   def start(self, settings: WorkerSettings) -> WorkerDescription:
@@ -156,6 +158,7 @@ class RayWorker:
     # Threads of an op decide how it splits sums, and so the bits.
     tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
     if not ray_lib.get_gpu_ids():
+      # Ray gave this actor no GPU, so it must not use those of the machine.
       tf.config.set_visible_devices([], 'GPU')
     if os.path.isdir(settings.folder):
       os.chdir(settings.folder)
@@ -302,6 +305,7 @@ def find_software() -> dict[str, str]:
   for path in sorted(package.rglob('*.py')):
     content = path.read_bytes()
     name = path.relative_to(package).as_posix()
+    # The length keeps two files from hashing like one with the same bytes.
     sources.update(f'{name}\0{len(content)}\0'.encode() + content)
   return {
       "this project's sources": sources.hexdigest()[:12],
@@ -457,6 +461,7 @@ def _pack_dataset(variant: tf.Tensor) -> _DatasetGraph:
 
 
 def _unpack_dataset(value: _DatasetGraph) -> tf.Tensor:
+  # Only the CPU has kernels for datasets.
   with tf.device('/device:CPU:0'):
     return tf.raw_ops.DatasetFromGraph(graph_def=value.graph_def)
 
@@ -464,6 +469,7 @@ def _unpack_dataset(value: _DatasetGraph) -> tf.Tensor:
 def _as_picklable(error: Exception) -> Exception:
   """Returns the error, or one with its text if it does not pickle."""
   try:
+    # Loaded, too: exceptions with required arguments pickle and do not load.
     pickle.loads(pickle.dumps(error))
   except Exception:  # pylint: disable=broad-exception-caught
     return RuntimeError(f'{type(error).__name__}: {error}')

@@ -43,6 +43,8 @@ class OrderedSum:
       while self._next in self._waiting:
         leaves = self._waiting.pop(self._next)
         self._total = (
+            # Added under the lock: the order of additions must be that of the
+            # numbers.
             self._merge(*self._total, *leaves) if self._next else leaves
         )
         self._next += 1
@@ -96,6 +98,7 @@ def _build_all_reduce(
     devices: tuple[str, ...]
 ) -> Callable[..., list[tf.Tensor]]:
   """Returns a function from a leaf's part on each device to its sums."""
+  # A group's key must not be used with other devices in this process.
   group = next(_keys)
   hint = 'nccl' if all(':GPU:' in device for device in devices) else 'auto'
 

@@ -148,6 +148,7 @@ class Scheduler(Generic[Value]):
     self._losses = collections.Counter()  # By group.
     self._is_over = False
     # Two conditions: threads that wait for a task need not wake for each sum.
+    # Reentrant, because methods that hold it call `check_running`.
     lock = threading.RLock()
     self._has_task = threading.Condition(lock)
     self._has_sum = threading.Condition(lock)
@@ -264,9 +265,11 @@ class Scheduler(Generic[Value]):
       RoundStopped: `stop` was called before.
     """
     with self._lock:
+      # A number, not a set: each group is in at most one flushed sum.
       while sum(len(each.groups) for each in self._sums) < len(self._groups):
         self.check_running()
         self._has_sum.wait()
+      # A copy: callers sort it, and lost sums are removed from the list.
       return list(self._sums)
 
   def stop(self) -> None:
@@ -299,6 +302,7 @@ class Scheduler(Generic[Value]):
     self._has_task.notify_all()
 
   def _count_loss(self, numbers: Iterable[int]) -> None:
+    # Sorted, so that the message names the same group each time.
     for number in sorted(numbers):
       self._losses[number] += 1
       if self._losses[number] >= _MAX_LOSSES:

@@ -108,6 +108,7 @@ def _in_bits(value: tf.Tensor, bitwidth: tf.Tensor) -> tf.Tensor:
       bitwidth, _MAX_BITWIDTH, message='The bitwidth of a secure sum.'
   )
   with tf.control_dependencies([check]):
+    # After the check, because a larger shift overflows int64.
     one = tf.constant(1, tf.int64)
     largest = tf.bitwise.left_shift(one, tf.cast(bitwidth, tf.int64)) - 1
   return _in_range(value, largest)
@@ -115,6 +116,7 @@ def _in_bits(value: tf.Tensor, bitwidth: tf.Tensor) -> tf.Tensor:
 
 def _in_range(value: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
   """Returns the value as int64; fails unless it is from 0 to the largest."""
+  # int64 for all dtypes: sums of int32 values could wrap.
   value = tf.cast(value, tf.int64)
   largest = tf.cast(largest, tf.int64)
   is_good = tf.reduce_all((value >= 0) & (value <= largest))

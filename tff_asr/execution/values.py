@@ -155,6 +155,7 @@ def iter_fields(
     found = tff.structure.to_elements(value)
   elif isinstance(value, Mapping):
     found = list(value.items())
+  # Before tuples: a NamedTuple is a tuple with names.
   elif isinstance(value, _NamedTuple):
     found = list(value._asdict().items())
   elif attrs.has(type(value)):
