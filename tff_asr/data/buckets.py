@@ -40,6 +40,7 @@ One group of the front end's stride, rounded up: the least that a model takes.
 HOST = '/device:CPU:0'
 """Where indices are computed: a GPU would be waited for at each of them."""
 
+# Eighths: at most an eighth of the rows of a full batch is padding.
 _ROW_COUNTS = 8
 
 
@@ -60,6 +61,7 @@ class LengthBuckets:
     # gin passes a list, which cannot be hashed.
     object.__setattr__(self, 'boundaries_sec', tuple(self.boundaries_sec))
     frames = self.boundaries
+    # In frames, because two boundaries may round to the same frame.
     if not frames or frames[0] < 1 or list(frames) != sorted(set(frames)):
       raise ValueError(
           'boundaries_sec must be positive and ascend, found '

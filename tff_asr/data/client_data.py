@@ -106,8 +106,8 @@ def training_examples(
   """Returns the dataset computation of a learning process on `client_data`.
 
   Args:
-    client_data: A corpus on disk, or any whose elements are utterances
-      (`schema`).
+    client_data: A corpus on disk, or any client data with utterances (`schema`)
+      as elements.
 
   Returns:
     A TFF computation from a client's argument (`client_arguments`) to its
@@ -138,8 +138,8 @@ def verify(path: str | os.PathLike[str]) -> None:
   """Reads every shard of a corpus and checks its SHA-256.
 
   Raises:
-    ValueError: As `load`, and naming the shards whose content changed, and all
-      their clients.
+    ValueError: As `load`, or if the content of a shard has changed. The message
+      names these shards and all of their clients.
   """
   corpus, clients, _ = index.read(path)
   damaged, affected = [], []
@@ -162,7 +162,7 @@ def verify(path: str | os.PathLike[str]) -> None:
 
 
 class RecordClientData(tff.simulation.datasets.ClientData):
-  """Clients whose records a process reads by their locations."""
+  """Clients with records that a process reads by location."""
 
   @abc.abstractmethod
   def records_of(
@@ -262,6 +262,7 @@ class SpeechClientData(RecordClientData):
     """
     numbers = np.asarray(numbers, np.int64)
     clients = self._clients
+    # Right: the first number after a client's last one belongs to the next.
     rows = np.searchsorted(self._ends, numbers, side='right')
     starts = self._ends[rows] - clients.num_utterances[rows]
     return records.locations(
@@ -328,6 +329,7 @@ class SpeechClientData(RecordClientData):
       ValueError: If it is empty, or naming the first id that is unknown or
         given twice.
     """
+    # Sorted, as the rows of an index must be.
     selected = sorted(client_ids)
     if not selected:
       raise ValueError('client_ids must name at least one client, found none.')

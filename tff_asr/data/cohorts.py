@@ -11,11 +11,10 @@ Kinds of sampling, as accounting names them (`accounting.Sampling`):
               population
   fixed_size  cohort_size clients, every such set equally likely
   full        all clients in each round
-  min_sep     cohort_size clients of the group whose turn it is: b groups take
-              turns, so no client takes part twice within b rounds (for
-              correlated noise)
-  cyclic      each client of the group whose turn it is joins independently,
-              with probability b cohort_size / population (for banded noise)
+  min_sep     cohort_size clients of one group: b groups take turns, so no
+              client takes part twice within b rounds (for correlated noise)
+  cyclic      each client of one group joins independently, with probability
+              b cohort_size / population; b groups take turns (for banded noise)
 
 Cohorts are secret: they are functions of a 256-bit key and the round number,
 never logged and never saved. A cohort is sorted by client id; what a client
@@ -111,7 +110,7 @@ class Cohorts:
     if self.sampling.min_sep is None:
       return ''
     # Groups follow from all ids: with one more or less, clients move to other
-    # groups, whose turn may come too soon.
+    # groups, and may take part again too soon.
     return hashlib.sha256(json.dumps(self.client_ids).encode()).hexdigest()
 
 
@@ -239,7 +238,7 @@ def _build(
     key: np.ndarray | None,
     min_sep: int | None = None,
 ) -> Cohorts:
-  """Cohorts of a kind, whose key is drawn if none is given."""
+  """Cohorts of a kind; draws a key if none is given."""
   client_ids = _sorted_ids(client_ids)
   return Cohorts(
       client_ids=client_ids,
@@ -308,5 +307,7 @@ def draw_indices(
     if threshold >> 64:
       return group
     return group[words[group] < np.uint64(threshold)]
+  # Stable, so that equal words go by id, as documented.
   order = np.argsort(words[group], kind='stable')
+  # Sorted: the order of the words must not reach clients or logs.
   return np.sort(group[order[: sampling.cohort_size]])

@@ -3,7 +3,7 @@
 Examples are numbered client by client in the order of ids, and within a client
 as in the corpus. A round's examples are drawn as cohorts are (`cohorts`): a
 function of a secret key and the round's number. The privacy unit is an example,
-whoever speaks it.
+not a speaker.
 """
 
 from collections.abc import Iterator
@@ -61,6 +61,7 @@ class ExampleSampler:
     self._key = key
     # Traced once, not at each step.
     self._open = tf.function(
+        # Evaluation batches: neither shuffled nor augmented, each example once.
         lambda rows: pipeline.evaluation_batches(self._examples(rows)),
         input_signature=[records.LOCATION_SPECS],
         autograph=False,

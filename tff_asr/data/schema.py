@@ -168,6 +168,7 @@ def _decode_flac(
 
   def decode(record: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
     audio, num_samples = record
+    # The first channel: records are mono.
     waveform = tfio.audio.decode_flac(audio, dtype=tf.int16)[:, 0]
     size = tf.shape(waveform)[:1]
     check = _check_lengths(

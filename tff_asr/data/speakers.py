@@ -59,14 +59,15 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   found = _read(path)
   if (content, named, origin) == (found, corpus.files, corpus.origin):
     return False
-  # A crash leaves a file whose checksum corpus.json lacks, which `read` ignores
-  # or reports, and never a checksum without a file.
+  # After a crash corpus.json may lack the new file's checksum: `read` then
+  # ignores or reports the file. There is never a checksum without a file.
   if content is not None:
     files.write(path, content)
   corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
   with open(corpus_file, encoding='utf-8') as f:
     stored = json.load(f)
   summaries.write(corpus_file, stored | dict(files=named, origin=origin))
+  # Last: corpus.json no longer names the file.
   if content is None and found is not None:
     os.remove(path)
   return True

@@ -44,8 +44,8 @@ def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
     origin: The `origin` of corpus.json, of which are used
       dropped: {reason: number of utterances that were left out};
       changed: {kind: number of files, transcripts or seconds};
-      attributes: {attribute: number of speakers whose value is `known` or
-        `contradictory`};
+      attributes: {attribute: number of speakers with a `known` or a
+        `contradictory` value};
       copies: identical recordings: how many `records` repeat an earlier one,
         the largest number of equal ones (`most`), and how many `speakers` share
         a recording with another speaker.
@@ -148,10 +148,11 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
   path = os.path.join(folder, SUMMARY_FILE)
   try:
     known = files.parse_json(files.read(path))
+  # A missing or damaged file is replaced.
   except (OSError, ValueError):
     known = {}
-  # Another command may have written other splits. Forget those that were
-  # deleted since.
+  # Another command may have written other splits. Splits that were deleted
+  # since are dropped.
   known = {
       name: summary
       for name, summary in known.items()

@@ -25,4 +25,5 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
   end = tf.zeros(shape, inputs.dtype)
   padded = tf.concat([inputs, end], axis=1)
   outputs = tf.nn.convolution(padded, kernel, stride, 'VALID')
+  # Drops the frame that the padding made.
   return outputs[:, : tf.maximum(1 + (size - length) // stride, 0)]

@@ -37,6 +37,7 @@ def draw(
       seeds,
       fn_output_signature=tf.TensorSpec([None], tf.float32),
   )
+  # Numbers of spans that have started so far.
   starts = tf.cumsum(tf.cast(draws < start_prob, tf.int32), axis=1)
   # Spans that started at least a width ago have ended.
   ended = tf.pad(starts, [[0, 0], [width, 0]])[:, :size]
@@ -59,6 +60,7 @@ def replace_by_noise(
     noise_stddev: Standard deviation of the noise.
   """
   shape = tf.shape(features)[1:]
+  # Utterance by utterance, too. Drawn for all frames, and used in masked ones.
   noise = tf.map_fn(
       lambda seed: tf.random.stateless_normal(shape, seed),
       seeds,

@@ -90,6 +90,8 @@ def _keep(
       tf.random.stateless_uniform(shape, seed) * tf.cast(most, tf.float32),
       tf.int32,
   )
+  # Floats and not integers with limits by row: `stateless_uniform` takes one
+  # limit for all rows.
   widths = scaled(width_seed, limits[:, tf.newaxis])
   # The whole mask lies inside: starts are uniform in [0, length - width).
   starts = scaled(start_seed, lengths[:, tf.newaxis] - widths)

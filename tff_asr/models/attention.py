@@ -24,6 +24,8 @@ from tff_asr.models import layers
 from tff_asr.models import positions as positions_lib
 from tff_asr.models import weights as weights_lib
 
+# Finite, so that rows without a valid frame stay finite, too; large enough for
+# a softmax of 0 in float32 and bfloat16.
 _MASKED = -1e9
 
 
@@ -113,6 +115,7 @@ def apply_relative(
       ),
       weights['wr'],
   )
+  # To [H, D / H, 2 S - 1], which all utterances of the batch share.
   positions = tf.transpose(
       tf.reshape(positions, [-1, num_heads, head_dim]), [1, 2, 0]
   )

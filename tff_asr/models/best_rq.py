@@ -256,6 +256,7 @@ def count(logits: tf.Tensor, masked: Masked) -> Counts:
   best = tf.argmax(logits, axis=-1, output_type=tf.int32)
   num_codes = logits.shape[-1]
   is_masked = masked.is_masked
+  # The same number of counts for each batch, so that they add up.
   used = lambda labels: tf.math.bincount(
       tf.boolean_mask(labels, is_masked),
       minlength=num_codes,

@@ -10,12 +10,12 @@ Gulati et al. 2020, https://arxiv.org/abs/2005.08100: a convolutional front end
     x = LN(x),    FFN(x) = W_2 swish(W_1 LN(x))
 
 with dropout at the end of each of the four and after the swish of an FFN.
-Differences: group norm in place of batch norm, whose statistics couple the
-examples of a batch (private gradients by example forbid it, and clients have
-none to share; so in https://arxiv.org/abs/2409.13953), taken over valid frames
-only. Matrices have no biases, as in `transformer`. Without relative positions
-attention has none, as in the Conformer XL of Zhang et al. 2020,
-https://arxiv.org/abs/2010.10504, whose convolutions encode the position.
+Differences from the paper: group norm over valid frames replaces batch norm, as
+in https://arxiv.org/abs/2409.13953, because the statistics of batch norm couple
+the examples of a batch, which private gradients by example forbid. Matrices
+have no biases, as in `transformer`. Relative positions can be left out, as in
+the Conformer XL of Zhang et al. 2020, https://arxiv.org/abs/2010.10504, where
+the convolutions encode the position.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
@@ -201,6 +201,7 @@ def _block(
   mlp_1_seed, attention_seed, conv_seed, mlp_2_seed = layers.split_seed(
       seed, 4
   )
+  # Half steps: the two FFNs of a block together weigh as much as one.
   hidden = inputs + run(mlp, 'mlp_1', inputs, mlp_1_seed) / 2
   hidden += run(attention_module, 'attention', hidden, attention_seed)
   hidden += run(convolution, 'conv', hidden, conv_seed)

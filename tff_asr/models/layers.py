@@ -114,6 +114,7 @@ def dropout(
   # At most 2^16 - 1, the largest uint16.
   num_dropped = min(round(rate * 2**16), 2**16 - 1)
   kept = tf.cast(draws >= tf.constant(num_dropped, tf.uint16), inputs.dtype)
+  # By the rounded rate, so that the expectation is exact.
   kept *= tf.cast(1 / (1 - num_dropped / 2**16), inputs.dtype)
   return inputs * tf.reshape(kept, tf.shape(inputs))
 
@@ -127,6 +128,7 @@ def uniform(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
   bits = tf.bitwise.bitwise_and(
       _draw(shape, seed), tf.constant(2**23 - 1, tf.uint32)
   )
+  # The exponent of 1: the bits are a float in [1, 2).
   bits = tf.bitwise.bitwise_or(bits, tf.constant(127 << 23, tf.uint32))
   return tf.bitcast(bits, tf.float32) - 1.0
 

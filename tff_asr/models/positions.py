@@ -86,6 +86,7 @@ def sinusoids(
   Returns:
     float32 [..., D].
   """
+  # Computed by NumPy in float64, when traced: the graph holds the constants.
   half = np.arange(dim) // 2
   frequencies = scale * np.exp(-2 * half * math.log(1e4) / dim)
   # A cosine is a sine a quarter turn ahead.

@@ -65,6 +65,7 @@ class RandomProjectionQuantizer:
   @property
   def codes(self) -> tf.Tensor:
     """The unit vectors, float32 [num_codes, code_dim]."""
+    # Normal, so that the directions are uniform on the sphere.
     codes = tf.random.stateless_normal(
         [self.num_codes, self.code_dim], self._seeds[1]
     )

@@ -105,6 +105,7 @@ def build_3x(
     # The kernel is centred on its group of 3 frames.
     pad_left = num_padded // 2
     if padding == FLAX_SAME:
+      # Computed in the graph, because the longest utterance of a batch decides.
       frames = _published_frames(tf.reduce_max(feature_lengths))
       pad_left += tf.cast(tf.equal(frames % STRIDE_3X, 1), tf.int32)
     padded = tf.pad(

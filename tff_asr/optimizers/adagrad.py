@@ -28,7 +28,7 @@ def build_adagrad(
     epsilon: At least 0; added to the inverse root, not inside it.
 
   Returns:
-    An optimizer whose memory and hyperparameters are all in its state.
+    An optimizer that keeps its memory and hyperparameters in its state.
 
   Raises:
     ValueError: An argument is out of its range.

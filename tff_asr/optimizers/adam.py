@@ -49,7 +49,7 @@ def build_adam(
       tensor's learning rate; see `lamb`. None: 1.
 
   Returns:
-    An optimizer whose memory and hyperparameters are all in its state.
+    An optimizer that keeps its memory and hyperparameters in its state.
 
   Raises:
     ValueError: An argument is out of its range.

@@ -38,7 +38,7 @@ def build_lars(
     weight_decay: At least 0; added to the gradient before the ratio.
 
   Returns:
-    An optimizer whose memory and hyperparameters are all in its state.
+    An optimizer that keeps its memory and hyperparameters in its state.
 
   Raises:
     ValueError: An argument is out of its range.

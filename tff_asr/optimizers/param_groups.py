@@ -98,6 +98,7 @@ class _ParamGroups(tff.learning.optimizers.Optimizer):
         )
       parts[key] = stepped
     merged = parts['group'] | parts['others']
+    # In the weights' order, which TFF and checkpoints compare.
     return new_state, type(weights)((name, merged[name]) for name in weights)
 
   def get_hparams(self, state):

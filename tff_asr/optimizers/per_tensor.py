@@ -1,4 +1,4 @@
-"""Optimizers that treat each tensor of the weights on its own.
+"""Optimizers that update each tensor of the weights separately.
 
 LAMB, LARS, Adam and others are each an update rule for one tensor. `build`
 makes an optimizer of such a rule: its state holds the hyperparameters, the step
@@ -6,7 +6,7 @@ number and the slots (tensors like the weights, zeros at first).
 `trust_ratio` serves LAMB and LARS.
 
 A server optimizer need not be built here. gin can bind any
-`tff.learning.optimizers.Optimizer` whose state holds `learning_rate`: schedules
+`tff.learning.optimizers.Optimizer` with `learning_rate` in its state: schedules
 set that rate, and the server reports it. An optimizer that wraps another one
 keeps its state as `optimizer`, and wraps the scheduled one (`SERVER_OPTIMIZER`
 in gin).
@@ -47,7 +47,7 @@ def build(
     slots: Names of the slots.
 
   Returns:
-    An optimizer whose memory and hyperparameters are all in its state, in the
+    An optimizer that keeps its memory and hyperparameters in its state, in the
     order: hyperparameters, step, slots.
   """
   return _PerTensor(update, collections.OrderedDict(hparams), tuple(slots))

@@ -1,8 +1,9 @@
 """Learning-rate schedules: round or step number to learning rate.
 
 Each builder returns a function of an integer (Python's or a tensor), 0 for the
-first round, to a float32 scalar. `scheduled` puts one into an optimizer, whose
-state then carries the round number.
+first round, to a float32 scalar. `scheduled` puts one into an optimizer, and
+the optimizer's state then carries the round number.
+
 """
 
 from collections.abc import Callable
