@@ -1,4 +1,4 @@
-"""docs/architecture.md names what is there: answers, tours and layers."""
+"""The files, tours and layers that docs/architecture.md names exist."""
 
 import ast
 import pathlib

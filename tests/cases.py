@@ -1,4 +1,4 @@
-"""Test cases with a folder of their own, and what lies in folders."""
+"""Test cases with a temporary folder each, and listings of folders."""
 
 import functools
 import hashlib

@@ -53,7 +53,7 @@ def program(
 
 
 def needs(first: int, second: int) -> int:
-  """A part with a check of its own."""
+  """A part that checks its arguments."""
   if first == second:
     raise ValueError('they are equal.')
   return first

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def same_tff_context():
   """Gives the next test the TFF context that this one found.
 
-  A program that runs in the test's process sets a context of its own.
+  A program that runs in the test's process sets a different context.
   """
   tff = sys.modules.get('tensorflow_federated')
   if tff is None:

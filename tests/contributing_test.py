@@ -1,4 +1,4 @@
-"""Tests that CONTRIBUTING.md names what is there."""
+"""Tests that the files and names in CONTRIBUTING.md exist."""
 
 import re
 

@@ -13,7 +13,7 @@ from tools import layers
 
 
 def _modules_with_examples() -> list[str]:
-  """Names of the modules of tff_asr whose docstrings hold an example."""
+  """Names of the modules of tff_asr with an example in a docstring."""
   found = []
   for path in sorted((layers.ROOT / 'tff_asr').rglob('*.py')):
     documented = [

@@ -1,7 +1,7 @@
 """Every experiment at toy size: two rounds (or steps) on fake speech.
 
-Slow, as each is traced anew. The default suite has six of the quickstart's, in
-`gin_test`.
+Slow, as each is traced separately. The default suite has six of the
+quickstart's, in `gin_test`.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ _MASKED = (
     'MASK_PROB = 0.1',  # Fake utterances are short.
 )
 _SPEAKERS = {
-    # As of PRIVATE_DIR: a folder that both read has nobody of the seed's.
+    # Same as PRIVATE_DIR: a folder that both read has no speaker of the seed.
     'TRAIN_DIR': {'cai': 2, 'dee': 1, 'eve': 1},
     'PRIVATE_DIR': {'cai': 2, 'dee': 1, 'eve': 1},
     'DEV_DIR': {'fay': 2},

@@ -72,7 +72,7 @@ def model_of_buckets(
     assertion = tf.debugging.Assert(
         tf.reduce_any(is_boundary), ['features of another size']
     )
-    # In eager mode it has run and is no op.
+    # In eager mode it has run and is not an op.
     with tf.control_dependencies([assertion] if assertion else []):
       return model.encoder.apply(weights, tf.identity(features), *rest)
 

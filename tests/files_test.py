@@ -1,4 +1,4 @@
-"""Tests of tff_asr.files; of locks, tests/storage/run_dir_test.py."""
+"""Tests of tff_asr.files; for locks see tests/storage/run_dir_test.py."""
 
 import os
 import pathlib

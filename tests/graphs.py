@@ -1,4 +1,4 @@
-"""Operations of a TensorFlow graph, and what each waits for."""
+"""Operations of a TensorFlow graph, and their dependencies."""
 
 import tensorflow as tf
 

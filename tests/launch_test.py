@@ -1,4 +1,4 @@
-"""Tests of tff_asr.launch; tests/bin sees it at work."""
+"""Tests of tff_asr.launch; tests/bin covers it in real programs."""
 
 import contextlib
 import io
@@ -129,7 +129,7 @@ class SignalsTest(parameterized.TestCase):
   def run_program(
       self, main: str, *, before: str = ''
   ) -> subprocess.CompletedProcess:
-    """Runs a program whose main has these lines, after others."""
+    """Runs a program with these lines in its main, after other lines."""
     program = (
         'import asyncio, os, signal, subprocess, sys, threading, time\n'
         'from tff_asr import launch\n'

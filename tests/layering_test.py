@@ -1,4 +1,4 @@
-"""Every file keeps to the table of tools/layers.py."""
+"""Every file follows the table of tools/layers.py."""
 
 import ast
 import collections
@@ -104,7 +104,7 @@ class LayeringTest(absltest.TestCase):
         )
 
   def test_programs_in_bin_are_short(self):
-    # Flags, bind, run. The quickstart runs the others, and is no such program.
+    # Flags, bind, run. The quickstart runs the others and is an exception.
     for path in layers.files('bin'):
       if path.name != 'run_quickstart.py':
         lines = path.read_text('utf-8').splitlines()

@@ -1,7 +1,7 @@
 """Four logical CPU devices for a test module.
 
-TensorFlow's first op fixes the devices of a process. Where another module was
-faster, a module that needs these runs in a process of its own:
+TensorFlow's first op fixes the devices of a process. If another module ran an
+op first, a module that needs these devices runs in a separate process:
 
     @logical_devices.absent
     class OwnProcessTest(logical_devices.OwnProcessTestCase):
@@ -37,13 +37,13 @@ def _configure() -> bool:
 _CONFIGURED = _configure()
 
 needed = absltest.skipUnless(
-    _CONFIGURED, 'Run by OwnProcessTest, in a process of its own.'
+    _CONFIGURED, 'Run by OwnProcessTest, in a separate process.'
 )
 absent = absltest.skipIf(_CONFIGURED, 'This process has the devices.')
 
 
 class OwnProcessTestCase(absltest.TestCase):
-  """Runs a test module in a process of its own."""
+  """Runs a test module in a separate process."""
 
   MODULE: str
 

@@ -12,7 +12,7 @@ def test_package(name, deps = [], data = [], **kwargs):
 
     Args:
       name: Name of the folder.
-      deps: What its files import beside tests/*.py and tff_asr.
+      deps: What its files import in addition to tests/*.py and tff_asr.
       data: What they read or start.
       **kwargs: Further attributes of the test.
     """

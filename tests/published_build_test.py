@@ -1,8 +1,8 @@
 """The published runs at full size: shapes and graphs, no weights.
 
-What a file's run is made of is built for the specs of its model: the model, how
-its layers are clipped, and (slow, one graph for runs that agree) the gradient
-of a step, clipping, noise and the optimizer's step.
+The parts of a file's run are built for the specs of its model: the model, the
+clips of its layers, and (slow, one graph for runs that agree) the gradient of a
+step, clipping, noise and the optimizer's step.
 """
 
 import functools

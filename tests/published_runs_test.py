@@ -137,7 +137,7 @@ def _flags(name: str, text: str) -> tuple[str, ...]:
 
 
 def _table(page: str, prefixes: str) -> list[list[str]]:
-  """Rows of a page whose second cell is a file of gin/experiments."""
+  """Rows of a page with a file of gin/experiments in the second cell."""
   rows = [
       [cell.strip('` ') for cell in line.strip('|').split('|')]
       for line in experiment_files.read(page).splitlines()

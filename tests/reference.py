@@ -236,7 +236,7 @@ def collapse(path: Sequence[int], *, blank: int) -> tuple[int, ...]:
 
 
 def ctc_loss(logits: np.ndarray, labels: Sequence[int]) -> float:
-  """-log of the summed probability of every path [S] that spells the labels.
+  """-log of the summed probability of all paths [S] that yield the labels.
 
   Infinite if there is none. Goes through all V^S paths.
   """
@@ -463,7 +463,7 @@ def poisson_cohort(
     key: np.ndarray,
     round_num: int,
 ) -> list[str]:
-  """Each sorted id whose ChaCha20 word, as a fraction of 2^64, is below q.
+  """The sorted ids with a ChaCha20 word, as a fraction of 2^64, below q.
 
   key: int32 [8]. A round's nonce is its number (8 bytes) and 3 (4 bytes).
   """

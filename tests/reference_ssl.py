@@ -1,4 +1,4 @@
-"""NumPy twins of what self-supervised training adds: Conformer, BEST-RQ.
+"""NumPy twins for self-supervised training: Conformer, BEST-RQ.
 
 As `reference`: slow and plain, from the published definitions, one utterance at
 a time, no code of `tff_asr`.

@@ -1,4 +1,4 @@
-"""Traces of a run that others see: files, names of metrics, open ports."""
+"""Traces of a run visible to others: files, names of metrics, open ports."""
 
 from collections.abc import Callable, Collection, Iterator
 import contextlib

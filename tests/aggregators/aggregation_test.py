@@ -111,7 +111,7 @@ class AggregationTest(parameterized.TestCase):
   def test_a_state_of_the_right_fields_claims_no_guarantee(self):
 
     class Alike(tff.aggregators.WeightedAggregationFactory):
-      """A factory whose processes only look like an accounted one's."""
+      """A factory of processes that imitate the state of an accounted one."""
 
       def create(self, value_type, unused_weight_type):
         return _dp_mean().create(value_type, tff.TensorType(np.float32))

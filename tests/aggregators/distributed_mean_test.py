@@ -149,7 +149,7 @@ class DistributedMeanTest(parameterized.TestCase):
           np.abs(fakes.flat(other.result) - fakes.flat(first.result)).min(), 0
       )
     stated = first.measurements['dp_query_metrics']['noise_stddev_on_sum'] / 4
-    # 62 draws: within 45 % but for 1 in 10^6 keys.
+    # 62 draws: within 45 %, except for 1 in 10^6 keys.
     found = np.std([fakes.flat(first.result), fakes.flat(second.result)])
     self.assertBetween(found / stated, 0.55, 1.45)
 

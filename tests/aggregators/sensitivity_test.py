@@ -1,13 +1,13 @@
-"""Brute force: how far one client's update can move what is released.
+"""Brute force: how far one client's update can move the released sum.
 
-The update is what a client's training comes to; the client clips it. What a
-client sends that runs other code is not bounded (docs/privacy.md).
+The update is the result of a client's training, and the client clips it. A
+client that runs other code is not bounded (docs/privacy.md).
 
 Attacks run through the executed TFF computation, on several devices and
-threads. What is released is a function of a sum of integers, which these tests
-read: its norm is compared with C in whole numbers. Noise is off: it does not
-depend on the updates (`dp_mean_test`). How far counts of adaptive clips move:
-privacy/adaptive_query_test.
+threads. A release is a function of a sum of integers, which these tests read:
+its norm is compared with C in whole numbers. Noise is off, as it does not
+depend on the updates (`dp_mean_test`). privacy/adaptive_query_test covers the
+counts of adaptive clips.
 """
 
 import collections
@@ -46,7 +46,7 @@ _CLIPPINGS = {
 _ADAPTIVE = {
     'adaptive': {},
     'adaptive_modules': {},
-    # Correlated noise has a grid of its own: C / g is a power of two.
+    # Correlated noise has a different grid: C / g is a power of two.
     'adaptive_correlated': dict(
         noise_multiplier=1.0, noise=mechanisms.CORRELATED
     ),

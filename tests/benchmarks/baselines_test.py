@@ -1,4 +1,4 @@
-"""The benchmarks against baselines refuse what is not the same work."""
+"""The benchmarks against baselines refuse baselines that do other work."""
 
 import json
 import os

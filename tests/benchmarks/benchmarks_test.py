@@ -1,4 +1,4 @@
-"""The benchmarks run at a size that measures nothing and write figures."""
+"""The benchmarks run at a toy size and write their figures."""
 
 import json
 import os

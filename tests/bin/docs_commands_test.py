@@ -1,7 +1,7 @@
 """Commands of the pages: programs, flags, gin files and settings exist.
 
-Each command is parsed by its program's own flags. Capitals such as EXPERIMENT and `...`
-stand for what the reader puts there.
+Each command is parsed by its program's own flags. Capitals such as EXPERIMENT
+and `...` are placeholders.
 """
 
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ def _lines(page: pathlib.Path) -> Iterator[str]:
     if _is_command(lines[0]):
       for line in filter(str.strip, lines):
         if not _is_command(line):
-          raise AssertionError(f'{page.name}: {line!r} is no command.')
+          raise AssertionError(f'{page.name}: {line!r} is not a command.')
         yield line.strip()
 
 

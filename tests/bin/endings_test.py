@@ -1,4 +1,4 @@
-"""However bin/train_federated.py ends, nothing of it is left behind."""
+"""No process or file of bin/train_federated.py is left, however it ends."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ class EndingsTest(cases.TestCase):
     self.assertEqual(last, word + _RESUME, ended.stderr)
     for line in progress:
       self.assertRegex(line, '^federated: round ')
-    # The same command goes on, one round more than it had.
+    # The same command resumes, for one more round.
     done = self.num_rounds()
     resumed = self.run_program(execution, f'NUM_ROUNDS = {done + 1}')
     self.assertEqual(resumed.code, 0, resumed.stderr)

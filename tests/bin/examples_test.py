@@ -37,7 +37,7 @@ class ExamplesTest(parameterized.TestCase):
         for speaker in speakers:
           path = cls.root / 'words' / split / word / f'{speaker}_0.wav'
           soundfile.write(path, 0.1 * rng.standard_normal(22050), 22050)
-    # One whose name has no speaker.
+    # A file name without a speaker.
     (cls.root / 'words' / 'train' / 'one' / 'lost.wav').touch()
     cls.converted = in_process.run(
         'examples/corpus/spoken_words.py',

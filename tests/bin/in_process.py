@@ -1,4 +1,4 @@
-"""Runs programs in this process: what takes seconds to import is imported."""
+"""Runs programs in this process, which has already imported TensorFlow."""
 
 from collections.abc import Iterator
 import contextlib
@@ -33,7 +33,7 @@ def run(program: str, *arguments: str) -> programs.Finished:
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(sys, 'argv', [program, *arguments]))
     stack.enter_context(mock.patch.dict(os.environ))
-    # A program finds what lies beside it.
+    # A program can import modules of its own folder.
     stack.enter_context(
         mock.patch.object(sys, 'path', [os.path.dirname(path), *sys.path])
     )
@@ -82,7 +82,7 @@ def _own_flags(path: str) -> Iterator[None]:
   try:
     yield
   finally:
-    # Modules of flags define them anew when they are imported again.
+    # Modules of flags define them again when they are imported again.
     for module in set(values.flags_by_module_dict()) - known:
       parent, _, name = module.rpartition('.')
       # bin/training.py has no parent.

@@ -1,10 +1,10 @@
-"""Runs that are killed again and again end in the bits of whole ones.
+"""Runs that are killed repeatedly end in the same bits as whole runs.
 
 `benchmarks/kills.py` kills toy runs at random points and compares them with
 whole ones (`tests/programs/run_state_test.py` at each change of a file).
-bin/train_federated.py as a whole, with keys of its own, charges each round
+Here the whole bin/train_federated.py draws its own keys and charges each round
 once: a repeated round is charged again unless it gives the very same bits,
-noise included, so the number of charged rounds tells both.
+noise included, so the number of charged rounds checks both.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it works from an empty folder.
+"""The wheel: its files, and that it works from an empty folder.
 
 The environment that it is installed into has this one's libraries, but not this
 working copy.
@@ -97,7 +97,7 @@ class PackageTest(absltest.TestCase):
     self.assertEqual(
         {name for name in held if not name.startswith('tff_asr-')}, expected
     )
-    # Beside it the locks, and the texts that a copy must carry.
+    # Also the locks, and the texts that a copy must include.
     rest = {pathlib.PurePath(name).name for name in held - expected}
     self.assertContainsSubset(
         {'LICENSE', 'NOTICE', 'METADATA', 'entry_points.txt',

@@ -16,18 +16,18 @@ from tests import fakes
 ROOT = pathlib.Path(__file__).parents[2]
 
 TINY = ('NUM_BLOCKS = 1', 'DIM = 8')
-# Of the quickstart's model two layers are left, which are traced sooner. For
-# federated runs whose test is not of the layers.
+# Leaves two layers of the quickstart's model to train, which trace faster. For
+# federated runs in tests that do not depend on the layers.
 FROZEN = "FROZEN = ('front/.*', 'block_.*', 'norm/.*')"
 _TIMEOUT_SEC = 300
 
 
 def write_tiny(folder: str) -> tuple[str, ...]:
-  """Writes corpora, and returns what trains on them in seconds.
+  """Writes corpora, and returns settings that train on them in seconds.
 
   Args:
-    folder: Gets the corpus of three people to train on; beside it is one of two
-      others to evaluate on.
+    folder: Gets the corpus of three people to train on; a corpus of two others
+      to evaluate on is written next to it.
 
   Returns:
     Gin parameters for the quickstart's federated experiments.
@@ -70,7 +70,7 @@ def run(
     send: signal.Signals | None = None,
     when: Callable[[psutil.Process], bool] = lambda _: True,
 ) -> Ended:
-  """Runs `bin/PROGRAM.py` in a session of its own, to the end of its pipes.
+  """Runs `bin/PROGRAM.py` in a separate session, to the end of its pipes.
 
   Args:
     program: Name of the program.

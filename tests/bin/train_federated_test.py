@@ -1,4 +1,4 @@
-"""Tests of bin/train_federated.py, most of them in a process of its own."""
+"""Tests of bin/train_federated.py, most of them in a separate process."""
 
 import os
 import re

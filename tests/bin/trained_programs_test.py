@@ -57,7 +57,7 @@ class TrainedProgramsTest(absltest.TestCase):
         f'TEST_DIR = {cls.shards!r}',
         f'RUNS = [{cls.run_dir!r}]',
     )
-    # As of a run that goes on.
+    # As in a run that will be resumed.
     state_file.write(
         os.path.join(cls.run_dir, run_dir.SECRETS),
         {'key': np.frombuffer(_SECRET, np.uint8)},
@@ -244,7 +244,7 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertRegex(first, '^saved_model: .* in 2 of 2 utterances')
     card = pathlib.Path(output_dir, 'model_card.md').read_text()
     self.assertIn('# Model card: run', card)
-    # No secret of a run that goes on goes out.
+    # The secrets of a run that will be resumed are not exported.
     self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)
     self.assertEmpty(seen.files_with([_SECRET], output_dir))
     self.assert_transcribes(output_dir)

@@ -28,7 +28,7 @@ def _waveform(client_id: str, i: int, seed: int = 0) -> np.ndarray:
 def _write(
     folder: str, *, max_shard_bytes: int = 1, seed: int = 0, **settings
 ):
-  """A corpus of `_COUNTS`; by default each client in a shard of its own."""
+  """A corpus of `_COUNTS`; by default each client in a separate shard."""
   fakes.write_examples(
       folder,
       [
@@ -229,7 +229,7 @@ class ClientDataTest(cases.TestCase):
     self.assertEqual(
         [name.decode() for name in rows['client_id'].numpy()], ['cleo'] * 5
     )
-    # A selection knows its own clients only.
+    # A selection has its own clients only.
     with self.assertRaisesRegex(ValueError, 'client anna is not among the 1'):
       data.select(['cleo']).records_of(['anna'])
 

@@ -169,7 +169,7 @@ class CohortsTest(parameterized.TestCase):
   @parameterized.parameters(cohorts.min_sep, cohorts.cyclic)
   def test_a_state_with_groups_of_other_clients_is_refused(self, build):
     build = functools.partial(build, cohort_size=2, min_sep=3)
-    # Everybody moves to the group before, whose turn comes too soon.
+    # All clients move to the previous group, and its turn comes too soon.
     before, after = build(_ids(12)), build([*_ids(12)[1:], 'zoe'])
     state = before.initial_state()
     self.assertEqual(before.sampling, after.sampling)

@@ -1,6 +1,7 @@
 """Tests of tff_asr.data.pipeline.
 
-To trace a pipeline takes longer than to run it: tests share one where they can.
+Tracing a pipeline takes longer than running it, so tests share one where
+possible.
 """
 
 import collections

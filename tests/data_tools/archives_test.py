@@ -1,4 +1,4 @@
-"""Tests of data_tools.archives on archives that somebody else made up."""
+"""Tests of data_tools.archives on archives that an attacker may have made."""
 
 import gzip
 import io

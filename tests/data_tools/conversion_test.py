@@ -26,10 +26,10 @@ def _list_utterances(unused_source_dir, *, split):
       for i in range(2)
   ]
   problem = shards.Problem('dev-5', 'x', 'has no audio file', 'x: none')
-  nobody = shards.Problem('', 'y', 'has no transcript', 'y: none')
+  speakerless = shards.Problem('', 'y', 'has no transcript', 'y: none')
   ids = [utterance.client_id for utterance in listed]
   said = {'gender': {i: frozenset([_gender(i)]) for i in ids}, 'age': {}}
-  return utterances.Listing(listed, [problem, nobody], said)
+  return utterances.Listing(listed, [problem, speakerless], said)
 
 
 _PARTS = ('public', 'other', 'private')

@@ -223,7 +223,7 @@ class ManifestTest(parameterized.TestCase):
         }),
         audio_dir=str(self.root),
     )
-    # A cut of both channels, whose supervisions each have one.
+    # A cut of both channels; each of its supervisions has one.
     supervisions = [
         {'id': name, 'start': 0, 'duration': 0.2, 'speaker': name, 'text': 'x',
          'channel': channel}

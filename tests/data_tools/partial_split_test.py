@@ -1,4 +1,4 @@
-"""A split that is killed at any moment keeps what is finished."""
+"""A split that is killed at any moment keeps its finished shards."""
 
 import contextlib
 import itertools
@@ -79,7 +79,7 @@ class PartialSplitTest(cases.TestCase):
         self.write()
 
   def test_a_kill_at_any_moment_loses_no_finished_shard(self):
-    # Of one that begins, and of one that goes on where all is written.
+    # A split that begins, and one that resumes with all shards written.
     for prepare, num_rewritten in ((lambda: None, 4), (self.interrupt, 0)):
       number, was_killed = 0, True
       while was_killed:

@@ -113,7 +113,7 @@ class RealSpeechTest(parameterized.TestCase):
     for corpus in corpora:
       self.assertEqual(corpus.origin['dropped'], {})
 
-  # Counted in SPEAKERS.TXT and validated.tsv with awk. Nobody's rows differ.
+  # Counted in SPEAKERS.TXT and validated.tsv with awk; each speaker's rows agree.
   @parameterized.named_parameters(
       ('an4', 'an4', {}),
       ('four', 'four', {'gender': (4, 'female', 1)}),

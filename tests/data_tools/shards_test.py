@@ -72,7 +72,7 @@ class ShardsTest(cases.TestCase):
     ):
       self.write(max_shard_bytes=1)
     look()
-    # Brought up to date beside a split that is there.
+    # Attributes are updated in a split that exists.
     self.write(max_shard_bytes=1, attributes=attributes)
     look()
     self.assertEqual({mode for _, mode in found}, {0o600, 0o700}, found)
@@ -89,7 +89,7 @@ class ShardsTest(cases.TestCase):
   @parameterized.parameters('pcm', 'flac')
   def test_identical_recordings_are_counted_or_left_out(self, encoding):
     # Samples of 2 thrice, by two speakers, under other names and in another
-    # file format; of 4 twice, by one; and silence, which is no copy.
+    # file format; of 4 twice, by one; and silence, which is not a copy.
     for i, name in enumerate(('x.wav', 'y.wav')):
       soundfile.write(self.path(name), _samples(2), 16000, subtype='PCM_16')
       self.utterances.append(

@@ -109,7 +109,7 @@ class SyntheticPopulationTest(absltest.TestCase):
     )
     self.assertLen(voices, 600)
     self.assertNotEqual(_draw('test', 1).variant, _draw('test', 1, 2).variant)
-    # eSpeak hears the settings: the same sentence sounds otherwise.
+    # eSpeak applies the settings: the same sentence sounds different.
     speakers = [_draw('private', number) for number in range(2)]
     one, other = (
         synthetic_voices.Speaker(**dict(

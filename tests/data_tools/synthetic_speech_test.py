@@ -1,4 +1,4 @@
-"""Tests of generated speech: sentences, and what eSpeak NG says."""
+"""Tests of generated speech: sentences, and the audio of eSpeak NG."""
 
 import collections
 import subprocess
@@ -40,7 +40,7 @@ class SentencesTest(absltest.TestCase):
     self.assertEmpty(texts['dev'] & texts['test'])
     self.assertEmpty(texts['train'] & (texts['dev'] | texts['test']))
     self.assertGreaterEqual(len(words), 120)
-    # Every word of the held-out sentences is heard in training.
+    # Every word of the held-out sentences occurs in training.
     held_out = ' '.join(texts['dev'] | texts['test']).split()
     self.assertContainsSubset(held_out, words)
 

@@ -14,7 +14,7 @@ class CommonVoiceTextTest(parameterized.TestCase):
       ('punctuation', 'Yes, he said: "No!"', 'yes he said no'),
       ('apostrophe', "it's", "it's"),
       ('typographic_apostrophe', 'it’s James’ dog', "it's james' dog"),
-      # Beside punctuation it is a quotation mark.
+      # Next to punctuation it is a quotation mark.
       ('quotation_mark', '‘Stop’, he said.', "'stop he said"),
       ('hyphen', 'a well-known man', 'a well-known man'),
       ('hyphen_as_dash', 'wait - what -no- yes', 'wait what no yes'),
@@ -129,7 +129,7 @@ class CommonVoiceTextTest(parameterized.TestCase):
       ('tab\there', 'tabhere', []),
       ('a\u00a0b  c ', 'a b c', []),
       ('東京', 'dong jing', ['had letters transliterated']),
-      # Only ’ is an apostrophe, and none beside punctuation.
+      # Only ’ is an apostrophe, and not next to punctuation.
       ('‘Stop’, he said.', 'stop he said', []),
       ("it’s James’ l'été…’x", "it's james' l'été'x", []),
       ('James’-', 'james-', []),

@@ -37,7 +37,7 @@ def _count(clients):
 
 
 def _build_aggregate(combine):
-  """A sum of <count, value> whose two parts are combined by a function."""
+  """A sum of <count, value>; a function combines its two parts."""
   member = _CLIENTS.member
 
   @tff.tensorflow.computation

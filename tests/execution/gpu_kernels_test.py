@@ -1,8 +1,8 @@
 """Every op of the training loop has a GPU kernel, by TensorFlow's registry.
 
-An op without one runs on the CPU of a machine with GPUs (placement is soft),
-and takes its tensors there and back in every step. Neither a GPU nor a driver
-is needed to look it up.
+An op without one runs on the CPU of a machine with GPUs (placement is soft) and
+copies its tensors there and back in every step. The registry can be read
+without a GPU or a driver.
 """
 
 import functools

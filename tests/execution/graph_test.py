@@ -166,7 +166,7 @@ class LoadTest(absltest.TestCase):
     self.assertEqual([_value(one), _value(two)], [[1, 2], [1, 2]])
 
   def test_a_partly_added_sum_raises_an_error(self):
-    # A division by zero, which is no check: nothing waits for it.
+    # A division by zero is not a check: nothing waits for it.
     one, two = (graph.make_variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(
         in_place=(True, True), check=lambda x: 2 // tf.cast(x, tf.int32)

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.execution.intrinsics, in both contexts that ask it."""
+"""Tests of tff_asr.execution.intrinsics, in both contexts that use it."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A round whose local steps XLA compiles, against one without XLA."""
+"""A round with local steps compiled by XLA, against one without XLA."""
 
 import os
 import pathlib

@@ -471,7 +471,7 @@ class ScheduleTest(parameterized.TestCase):
 
   def test_a_client_in_one_of_two_sums_is_never_left_out(self):
     # Client 13 is in the first sum while the second waits for its division by
-    # zero, which is no check. Left out, it would still count in the first.
+    # zero, which is not a check. Left out, it would still count in the first.
     @tff.tensorflow.computation(np.int64)
     def work(client):
 

@@ -552,7 +552,7 @@ class LossTest(absltest.TestCase):
 
 
 class _FakeActor(mock.Mock):
-  """An actor whose successors are the other fakes, in order."""
+  """An actor; its successors are the other fakes, in order."""
 
   def __init__(self, **attributes):
     super().__init__(devices=['CPU:0'], **attributes)

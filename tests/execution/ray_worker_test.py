@@ -148,7 +148,7 @@ class TrainTest(_WorkerTest):
 
   def test_clients_are_added_in_their_order(self):
     key = self.driver.key(1, _plain(), 1.0)
-    # Beside 1e8 a float has no room for 1.
+    # A float32 loses 1 when it is added to 1e8.
     for values, expected in (
         ([1e8, 1.0, -1e8], [0.0]), ([1e8, -1e8, 1.0], [1.0])
     ):

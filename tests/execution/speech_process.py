@@ -1,4 +1,4 @@
-"""The whole federated process as a run has it, tiny, for tests of execution.
+"""The whole federated process of a run, tiny, for tests of execution.
 
 A transformer with CTC, dropout, layer drop and SpecAugment over shards of PCM,
 per-layer clipping, noise, and LAMB with a schedule at the server.

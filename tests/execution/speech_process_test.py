@@ -47,7 +47,7 @@ def _process(noise_kernel: str = 'host'):
 
 @functools.lru_cache
 def _context(num_devices: int):
-  """A context on so many devices: to load a process takes seconds."""
+  """A context on `num_devices`, cached: loading a process takes seconds."""
   if num_devices == 2:
     return _watched().context
   return multi_device.build_sync_context(
@@ -83,7 +83,7 @@ def _run(
 
 @functools.lru_cache
 def _run_devices(num_devices: int, noise_multiplier: float) -> list:
-  """`_run` in the context of so many devices, once."""
+  """`_run` in the context of `num_devices` devices, once."""
   if (num_devices, noise_multiplier) == (2, 0.0):
     return _watched().states
   return _run(_context(num_devices), noise_multiplier=noise_multiplier)

@@ -90,7 +90,7 @@ def build_dataset_from_id(client_id):
 
 @functools.lru_cache
 def build_fed_avg_over_ids() -> tff.learning.templates.LearningProcess:
-  """`build_fed_avg` whose clients are string ids."""
+  """`build_fed_avg` with string ids as clients."""
   return tff.simulation.compose_dataset_computation_with_learning_process(
       build_dataset_from_id, build_fed_avg()
   )

@@ -1,9 +1,10 @@
 """TFF's tutorials in miniature, in `multi_device` and in TFF's own runtime.
 
-Each class but the last is named after a tutorial (or an example) of TFF, and
-takes its steps with programs of our own: the same kinds of computations, and
-small numbers. Both contexts must return the same. A step that `multi_device`
-refuses is called, too; the last class has all kinds of these.
+Each class except the last is named after a tutorial (or an example) of TFF and
+follows its steps with our own programs: the same kinds of computations, and
+small numbers. Both contexts must return the same values. Steps that
+`multi_device` refuses are called, too; the last class covers all kinds of
+these.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.execution.values: what fits a type, and what does not."""
+"""Tests of tff_asr.execution.values: which values fit a type."""
 
 import collections
 

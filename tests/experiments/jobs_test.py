@@ -1,4 +1,4 @@
-"""Tests of experiments.jobs: what is to be run next, and running it."""
+"""Tests of experiments.jobs: finding the next programs, and running them."""
 
 import os
 import signal

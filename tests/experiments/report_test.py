@@ -194,7 +194,7 @@ class ReportTest(tiny.TestCase):
         series='federated', x=2, **one
     )
     self.report(
-        # Numbers with a gap, words, and no point, of which there is no plot.
+        # Numbers with a gap, words, and no point, which gives no plot.
         tiny.group(central, few, x_label='cohort', name='gap'),
         tiny.group(
             tiny.SEED_ROW, tiny.row(x='LAMB', **one), x_label='y', name='word'

@@ -34,7 +34,7 @@ def suite(*groups: design.Group) -> design.Suite:
 
 
 class TestCase(cases.TestCase):
-  """A test of folders of a suite, whose runs lie in its own folder."""
+  """A test of a suite's folders, with its runs in a temporary folder."""
 
   @functools.cached_property
   def folders(self) -> jobs.Folders:
@@ -48,7 +48,7 @@ class TestCase(cases.TestCase):
       settings: Optional[dict[str, str]] = None,
       **content,
   ) -> None:
-    """Makes a run's folder anew, evaluated if it has errors (of ten words)."""
+    """Replaces a run's folder; evaluated if it has errors (of ten words)."""
     folder = self.path(name)
     shutil.rmtree(folder, ignore_errors=True)
     run_folders.write(

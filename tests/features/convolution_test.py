@@ -31,7 +31,7 @@ class ConvolveTest(parameterized.TestCase):
     def function(inputs):
       return convolution.convolve(inputs, tf.ones([4, 3, 5]), 2)
 
-    # From a SavedModel, as an export is made: shapes are inferred anew.
+    # From a SavedModel, as in an export: shapes are inferred again.
     with tempfile.TemporaryDirectory() as folder:
       module = tf.Module()
       module.function = function

@@ -172,7 +172,7 @@ class CanaryWorkTest(absltest.TestCase):
     work = canaries_lib.only_canaries_contribute(inner, canaries=_CANARIES)
     self.assertEqual(work.next.type_signature, inner.next.type_signature)
 
-    # Updates at clients are no result of a round: sum them, one at a time.
+    # A round does not return updates of clients: sum them, one at a time.
     @tff.federated_computation(work.next.type_signature.parameter)
     def run(arg):
       output = work.next(arg)
@@ -193,7 +193,7 @@ class CanaryWorkTest(absltest.TestCase):
     for name in ('ann', *_CANARIES.client_ids):
       update, number, count = run((), [weights], [client(name)])
       self.assertEqual(count, 0)
-      # Without examples, but still with a number of its own.
+      # Without examples, but still with a distinct number.
       numbers.add(int(number))
       expected = _CANARIES.update(tf.constant(name), shapes)
       np.testing.assert_allclose(update['a'], expected[0])

@@ -58,7 +58,7 @@ def _batches_of(*counts):
 
 @functools.lru_cache
 def _step(devices, dropout):
-  """A step whose gradients are looked at."""
+  """A step for tests of its gradients."""
   return central_step.CentralStep(
       model=tiny.recognizer(dropout=dropout),
       optimizer=tff.learning.optimizers.build_sgdm(0.1),

@@ -257,7 +257,7 @@ class DpSgdTest(parameterized.TestCase):
       )
       return np.concatenate([np.ravel(part) for part in sums.records.values()])
 
-    # Beside one that is longer, and one that is shorter.
+    # Next to a longer example, and to a shorter one.
     for other in (1, 2):
       np.testing.assert_array_equal(
           records(0, other), records(0) + records(other)
@@ -354,8 +354,8 @@ class DpSgdTest(parameterized.TestCase):
       self.assertTrue(np.all(moves[name] == 0), name)
     for name in live:
       self.assertTrue(np.all(moves[name] != 0), name)
-    # The clip is divided among those that are left: an example whose layers
-    # all are over their norms comes to C.
+    # The clip is divided among the remaining layers: an example with all layers
+    # above their norms has norm C.
     exact = _moves(_build(frozen=frozen, clip=1e-3), _batch(1))
     sizes = {name: moves[name].size for name in live}
     for name in live:

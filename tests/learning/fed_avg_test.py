@@ -170,9 +170,9 @@ class PlainFederatedAverageTest(parameterized.TestCase):
 
   Tolerance: 2e-6 of the tensor's norm plus 2e-6 of the whole change's. The twin
   computes all but the gradients in float64, the process in float32, which
-  rounds at 6e-8 of a value. A tensor that starts at zero is no larger than its
-  change, whose rounding is relative to the sums over frames that it came from:
-  hence the second part.
+  rounds at 6e-8 of a value. A tensor that starts at zero is not larger than its
+  change, and the change is rounded relative to the sums over frames it came
+  from: hence the second part.
   """
 
   def assert_weights(self, actual, round_num, expected) -> float:

@@ -1,7 +1,7 @@
 """A federated process in NumPy, to compare `fed_avg` with.
 
-Local SGD in float64, with the seeds as they are documented; TensorFlow gives
-batches and gradients only. What the server does with the deltas is the tests'.
+Local SGD in float64, with the documented seeds; TensorFlow gives batches and
+gradients only. The tests apply the server's part to the deltas.
 """
 
 import collections

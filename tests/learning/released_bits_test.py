@@ -1,8 +1,9 @@
 """Tests that released weights do not tell which floats noise can be.
 
-An adversary who knows every update but one, and the server's optimizer, has the
-noise if the guess of that update is right: from the mean, or from the weights
-before and after a step. `lattice.mean_distance` tells noise made of 23 bits.
+An adversary who knows every update except one, and the server's optimizer, can
+compute the noise from a right guess of that update: from the mean, or from the
+weights before and after a step. `lattice.mean_distance` detects noise made of
+23 bits.
 """
 
 from absl.testing import absltest
@@ -40,7 +41,7 @@ def _of_23_bits(shapes, *, stddev, **unused):
 def _residuals(name: str) -> np.ndarray:
   """What the adversary computes, in standard deviations of the noise.
 
-  Who guesses right knows the clipped update, here a vector of ones.
+  A right guess gives the clipped update, here a vector of ones.
   """
   clip = 2.0  # As is z C / n, with n = 2.
   specs = [tf.TensorSpec([_SIZE])]

@@ -1,7 +1,7 @@
 """Federated rounds of gin/programs/speaker_gradients.gin are DP-SGD by speaker.
 
-The twin knows no clients: the gradients of a speaker's utterances, each alone,
-their mean, the clip by layer, the sum over the expected batch, a step.
+The twin has no clients: it takes the gradient of each of a speaker's utterances
+alone, their mean, the clip by layer, the sum over the expected batch, a step.
 """
 
 import functools

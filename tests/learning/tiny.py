@@ -1,7 +1,6 @@
 """The smallest models: one layer over stacked frames, quick to trace.
 
-What is tested with them is what is done with gradients, not how layers get
-theirs.
+They serve tests of what happens to gradients, not of how layers compute them.
 """
 
 import tensorflow as tf

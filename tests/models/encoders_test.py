@@ -1,4 +1,4 @@
-"""Contract of every encoder, a row each; then what single ones have."""
+"""Contract of every encoder, a row each; then tests of single encoders."""
 
 import functools
 from unittest import mock

@@ -56,8 +56,8 @@ class CapeTest(parameterized.TestCase):
       np.testing.assert_allclose(_products(row), products, atol=1e-3)
 
   def test_one_utterance_shifts_as_a_whole_within_the_limit(self):
-    # Read off the slowest pair, whose angle 30 * 10000^(-6 / 8) * seconds
-    # stays under half a turn.
+    # Read off the slowest pair: its angle, 30 * 10000^(-6 / 8) * seconds, stays
+    # under half a turn.
     slowest = 30 * 10000 ** (-6 / 8)
     embedding = _cape([5] * 500, 5, max_shift_sec=2.0, seed=(3, 4))
     angles = np.arctan2(embedding[..., 6], embedding[..., 7])

@@ -1,4 +1,4 @@
-"""The sizes of gin/models, as docs/models.md has them. Allocates no weights."""
+"""The sizes of gin/models, as in docs/models.md. Allocates no weights."""
 
 import re
 

@@ -79,7 +79,7 @@ class EpsilonTest(parameterized.TestCase):
       self.assertAlmostEqual(found, expected, delta=0.05)
 
   def test_full_participation_is_the_exact_gaussian_within_its_bounds(self):
-    # T rounds of noise z are one of noise z / sqrt(T), whose exact delta is
+    # T rounds of noise z are one of noise z / sqrt(T). Its exact delta is
     # Phi(1/2s - e s) - exp(e) Phi(-1/2s - e s) (Balle & Wang 2018).
     def exact_delta(epsilon, sigma):
       first = stats.norm.cdf(0.5 / sigma - epsilon * sigma)

@@ -75,7 +75,7 @@ def _round(query, state, records, specs=_SPECS):
 
 
 def _extreme(rng, *, is_finite):
-  """A record of `_FOLDERS` whose layers have any magnitude of float32."""
+  """A record of `_FOLDERS` with layers of any float32 magnitude."""
   record = collections.OrderedDict(
       (
           name,

@@ -294,7 +294,7 @@ class BoundTest(parameterized.TestCase):
 
 
 class BareGaussianTest(absltest.TestCase):
-  """The whole estimate, on releases whose epsilon is known."""
+  """The whole estimate, on releases of known epsilon."""
 
   def test_estimates_scatter_around_epsilon_and_show_what_is_broken(self):
     # 300 canaries in 40,000 dimensions, the mean of 4 releases (seeded). Each

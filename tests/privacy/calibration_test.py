@@ -155,7 +155,7 @@ class CalibrationTest(parameterized.TestCase):
   def test_growth_draws_no_client_more_often(
       self, cohort_size, population, target
   ):
-    # Sizes whose ratio is not whole: epsilon is of what is returned, and no
+    # Sizes with a fractional ratio: epsilon is for the returned sizes, and no
     # client is drawn more often than before.
     sampling = _sampling('poisson', cohort_size, population)
     rounds = accounting.RoundGroup(
@@ -203,7 +203,7 @@ class CalibrationTest(parameterized.TestCase):
           (same.cohort_size, same.population, same.noise_multiplier),
           (order[-1].sampling.cohort_size, 1000, 0.5),
       )
-    # One factor, but for whole clients of cohorts from 50 up.
+    # One factor, except that cohorts (50 and more) are whole clients.
     np.testing.assert_allclose(factors, factors[0], rtol=0.02)
 
   @parameterized.parameters(

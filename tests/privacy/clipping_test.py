@@ -1,4 +1,4 @@
-"""Tests of tff_asr.privacy.clipping; what is clipped is in queries_test."""
+"""Tests of tff_asr.privacy.clipping; queries_test tests clipped records."""
 
 import collections
 import math

@@ -196,7 +196,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     errors = (draws - exact.numpy()).mean(0)
     self.assertLess(np.abs(errors).max(), 0.5 / math.sqrt(400) * 5)
     self.assertGreater(draws.std(0).mean(), 0.2)
-    # Each client has a rounding of its own.
+    # Each client has a different rounding.
     self.assertLess(abs(np.corrcoef(
         (draws[0] - exact), (draws[1] - exact)
     )[0, 1]), 0.2)

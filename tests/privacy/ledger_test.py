@@ -93,7 +93,7 @@ class FileTest(_LedgerTestCase):
             'identity': _round(1).identity, 'result': '',
         },
     )
-    # The hashes are those of the canonical JSON, computed anew.
+    # The hashes are those of the canonical JSON, computed again.
     self.assertEqual(
         fakes.sealed_ledger([header, *lines]), b''.join(self.lines())
     )
@@ -422,7 +422,7 @@ class ParentTest(_LedgerTestCase):
           self.assertEqual(_count(opened.contents), 2)
 
   def kill_at(self, size, work):
-    """Does the work in a process that is killed at so many bytes of a file."""
+    """Does the work in a process that is killed at `size` bytes of a file."""
     process_id = os.fork()
     if not process_id:
       try:
@@ -464,7 +464,7 @@ class ChargesTest(_LedgerTestCase):
   @parameterized.parameters(
       *((range(number), [number]) for number in (1, 4, 5)),
       # 0 1 2, then 1 again: other noise from 1 on. Both are charged, each with
-      # the rounds that it has of its own or shares.
+      # its own and its shared rounds.
       ([0, 1, 2, 1], [3, 2]),
       ([0, 1, 2, 1, 2, 3, 4], [3, 5]),
       ([0, 1, 2, 3, 4, 4], [5, 5]),
@@ -574,7 +574,7 @@ class TamperingTest(_LedgerTestCase):
     self.check_refused('was shortened', self.resume)
 
   @parameterized.named_parameters(
-      # A whole chain, but for the head.
+      # A whole chain, except for the head.
       *(
           (f'rewritten_{number}', number, dict(round_num=7), 'were rewritten')
           for number in (1, 2, 3)

@@ -1,4 +1,4 @@
-"""A query of each mechanism, for tests of what holds for all of them."""
+"""A query of each mechanism, for tests of their common properties."""
 
 from collections.abc import Callable
 import functools

@@ -102,7 +102,7 @@ class ReportTest(parameterized.TestCase):
     self.assertEqual(
         report.fields['trust_model'], 'distributed, secure sums (simulated)'
     )
-    # Rounds of a trusted server beside them are told.
+    # Additional rounds of a trusted server are reported.
     if kind == 'fixed_size':
       text = _joined(_report(secure, _rounds(kind)))
       self.assertIn('In other rounds, the server sees the updates', text)
@@ -297,7 +297,7 @@ class ReportTest(parameterized.TestCase):
     self.assertNotRegex(_joined(_report(_rounds(), delta=9.99e-4)), words)
 
   def test_an_end_that_models_decide_breaks_delta_and_is_not_promised(self):
-    # Losses of 1 to 512 rounds of everyone at z = 8, whose steps are
+    # Losses of 1 to 512 rounds of all clients at z = 8, with steps
     # N(1 / (2 z^2), 1 / z^2). Ending a run as soon as its loss exceeds
     # epsilon by .3 (or never) exceeds delta, 1e-2, which each number of rounds
     # alone keeps. Standard errors are below 2e-4.

@@ -82,7 +82,7 @@ class PublishedTablesTest(parameterized.TestCase):
     printed = _MISPRINTED.get(key, printed)
     # Two figures are printed.
     self.assertAlmostEqual(found / printed, 1, delta=0.055)
-    # And the columns beside it are what is computed.
+    # And the other columns are as computed.
     self.assertAlmostEqual(found / _number(row['at_order']), 1, delta=0.01)
     best, order = accounting.epsilon_and_order(event, delta=_DELTA)
     self.assertAlmostEqual(best / _number(row['best']), 1, delta=0.01)

@@ -1,7 +1,7 @@
 """Tests of tff_asr.privacy.queries and grid_clipper.
 
-That no two draws share a stream, and that noise needs a key:
-noise_streams_test. What one client moves: aggregators/sensitivity_test.
+noise_streams_test checks that no two draws share a stream and that noise needs
+a key; aggregators/sensitivity_test how far one client moves the sum.
 """
 
 import collections
@@ -249,7 +249,7 @@ class ClippingTest(parameterized.TestCase):
 
   @parameterized.parameters(*_RULES)
   def test_records_at_the_clip_do_not_exceed_it_by_a_bit(self, **clipping):
-    # Norms within float64's rounding of the clip, whose sums of squares come
+    # Norms within float64's rounding of the clip: their sums of squares come
     # out too small as often as too large; elements on the grid, so that
     # rounding takes nothing off.
     rng = np.random.default_rng(8)
@@ -531,7 +531,7 @@ class PartialNoiseTest(parameterized.TestCase):
 
 
 def _drifting_sum(num_records: int) -> np.ndarray:
-  """Numbers of at most 1 whose float32 sum depends on the one in the middle.
+  """Numbers up to 1; their float32 sum depends on the one in the middle.
 
   4,096 ones and an ulp end just above 4,096. From there, -.3 ulp is rounded
   away, record after record. From below 4,096 it is rounded to -.5 ulp. So who

@@ -1,4 +1,4 @@
-"""A federated run whose clips adapt: charged, saved, resumed and stated."""
+"""A federated run with adaptive clips: charged, saved, resumed and reported."""
 
 import functools
 import os

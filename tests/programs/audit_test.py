@@ -162,7 +162,7 @@ def _forgotten():
 
 
 def _in_powers_of_two():
-  """Buffers in units that are no fixed share of clips that adapt."""
+  """Buffers in units that do not scale with adaptive clips."""
   return absltest.mock.patch.object(
       adaptive_query.AdaptiveClipSumQuery, '_grid_follows_clip', False
   )

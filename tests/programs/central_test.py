@@ -143,7 +143,7 @@ class CentralTest(cases.TestCase):
     with self.assertRaises(KeyboardInterrupt):
       train(self.path('parts'), first)
     second = _Evaluator(0.6, 0.4)
-    # Of another optimizer object, whose step is built and traced again.
+    # With a new optimizer object, so the step is built and traced again.
     adam = tff.learning.optimizers.build_adam(0.01)
     train(self.path('parts'), second, optimizer=adam)
     self.assert_same(second.seen[0], whole.seen[2])

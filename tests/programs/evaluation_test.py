@@ -43,7 +43,7 @@ def _evaluator():
 
 
 def _weights(*, letter: str | None = None):
-  """Initial weights; with a letter, of a model that hears it in each frame."""
+  """Initial weights; with a letter, of a model that always outputs it."""
   weights = _model().initialize(tf.constant([1, 2]))
   if letter is not None:
     bias = np.zeros(5, np.float32)

@@ -44,7 +44,7 @@ class DivergenceTest(parameterized.TestCase):
         faults.DivergedError, '3 roll-backs in a row did not help'
     ):
       _check(roll_backs, math.nan, 1.0, **settings)
-    # However large, finite norms are no divergence.
+    # Finite norms, however large, do not count as divergence.
     self.assertEqual(
         _check(roll_backs, 1e9, 1e9, **settings), (faults.RollBacks(0, 3), True)
     )

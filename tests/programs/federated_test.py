@@ -1,7 +1,7 @@
 """Tests of tff_asr.programs.federated on tiny shards.
 
-One learning process and one context serve all tests: to build and trace them
-takes seconds, to run a round does not.
+One learning process and one context serve all tests: building and tracing them
+takes seconds, running a round does not.
 """
 
 import collections
@@ -464,7 +464,7 @@ class FederatedTest(_RunTestCase):
         self.run, init_from_run=start, num_rounds=1, keep_every=1
     )
     self.assertIn('the encoder is taken', printed)
-    # The first saved state has its encoder, and a head of its own.
+    # The first saved state has the seed's encoder, and a new head.
     leaves = state_file.read_leaves(
         self.file('state/state_00000000.safetensors'),
         prefix='process/global_model_weights',
@@ -836,7 +836,7 @@ class RoundMetricsTest(absltest.TestCase):
         num_utterances=30.0,
     )
     expected = dict(
-        # Of three clients whose delta is finite, one of them without data.
+        # From three clients with a finite delta, one of them without data.
         delta_norm=2.0,
         loss_before=10.0,
         loss_after=5.0,

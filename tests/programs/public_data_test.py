@@ -103,17 +103,17 @@ class PublicDataTest(cases.TestCase):
     self.check(self.private, is_protected=True, init_from_run=first)
     # But their data must not be shown, nor trained on without noise.
     other = self.data('other', {'dee': 1})
-    whose = 'private speakers of the seed model (INIT_FROM_RUN)'
+    speakers = 'private speakers of the seed model (INIT_FROM_RUN)'
     for settings in (dict(is_protected=True), dict()):
       self.assert_refused(
-          f'the dev set has 1 of the 3 {whose}',
+          f'the dev set has 1 of the 3 {speakers}',
           other,
           dev_data=self.data('dev', {'bob': 1}),
           init_from_run=first,
           **settings,
       )
     self.assert_refused(
-        f'the training data has 1 of the 3 {whose}',
+        f'the training data has 1 of the 3 {speakers}',
         self.data('again', {'ann': 2, 'dee': 1}),
         init_from_run=first,
     )

@@ -59,7 +59,7 @@ _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
 
 
 def _correlated(strategy: strategies.Toeplitz) -> Callable[..., Any]:
-  """Builds queries whose noise is correlated by a strategy."""
+  """Builds queries with noise correlated by a strategy."""
   return functools.partial(
       queries.PerLayerClipSumQuery,
       noise=correlated_noise.CorrelatedNoise(
@@ -141,7 +141,7 @@ class _Run(
     num_rounds: Rounds of the whole run.
     after_round: Called with the number of each round, once it is charged.
     ids: The clients.
-    min_clients: Clients whose noise suffices, if clients draw it.
+    min_clients: Clients that draw enough noise, if clients draw it.
   """
 
   kind: str

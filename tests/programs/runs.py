@@ -85,7 +85,7 @@ def process_state(
     distributor: Any = (),
     client_work: Any = (),
 ) -> tff.learning.templates.LearningAlgorithmState:
-  """State of a learning process whose query has this state and event."""
+  """State of a learning process with this query state and event."""
   return tff.learning.templates.LearningAlgorithmState(
       global_model_weights=weights,
       distributor=distributor,

@@ -1,11 +1,11 @@
-"""Side channels: nothing that a run shows may follow from private data.
+"""Side channels: no output of a run may depend on private data.
 
-Two runs have the same settings, keys and number of clients, and quite different
+Two runs have the same settings, keys and number of clients, but different
 clients: other people, other amounts of speech, a recording that two of them
-have, one that cannot be read. What is released of their updates is noise alone
-here. So whatever still differs is told by something else than the sum, and no
-epsilon covers it. Of files for their owner alone the names and sizes are
-compared, also of those that a run replaces or erases before its end.
+have, one that cannot be read. Here the released sums are noise alone, so any
+difference in outputs comes from something other than the sum, and no epsilon
+covers it. For files that only their owner may read, names and sizes are
+compared, including files that a run replaces or erases before its end.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Tests of tff_asr.programs.training_loop: what holds of all programs' runs.
+"""Tests of tff_asr.programs.training_loop: properties of all programs' runs.
 
-The programs run here on the same speakers; what only one of them does is
-in its own test.
+The programs run here on the same speakers; each program's own features are
+tested in its own module.
 """
 
 import asyncio

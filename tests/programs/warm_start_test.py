@@ -139,7 +139,7 @@ class LayerScoresTest(cases.TestCase):
     super().setUp()
     self.model = fakes.tiny_model(num_blocks=1)
     specs = self.model.encoder.specs
-    # A pre-training run's layers: the encoder's, and others of its own.
+    # A pre-training run's layers: the encoder's, and some of the predictor.
     self.specs = dict(specs, prediction=specs['norm/bias'])
     self.squares = {
         name: float(number) for number, name in enumerate(sorted(self.specs))

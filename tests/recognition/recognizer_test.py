@@ -99,7 +99,7 @@ class RecognizerTest(parameterized.TestCase):
         {each.name: each.text for each in found},
         {each.utterance_id: each.text for each in evaluated.hypotheses},
     )
-    # They are no empty texts.
+    # They are not empty texts.
     self.assertNotEmpty(''.join(h.text for h in evaluated.hypotheses))
 
   def test_results_come_in_the_order_of_the_waveforms(self):

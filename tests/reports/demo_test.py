@@ -1,4 +1,4 @@
-"""Tests of tff_asr.reports.demo: what it answers, refuses, and shows."""
+"""Tests of tff_asr.reports.demo: answers, refusals, and the page."""
 
 from collections.abc import Iterator
 import contextlib
@@ -299,7 +299,7 @@ class _Browser:
 
 @contextlib.contextmanager
 def _browser(profile: str, *, microphone: str) -> Iterator[_Browser]:
-  """Chromium without a window, whose microphone plays a file."""
+  """Headless Chromium with a file as its microphone."""
   flags = (
       '--headless', '--no-sandbox', '--disable-gpu', '--disable-quic',
       '--no-first-run', '--disable-background-networking',

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.reports.plots: figures have the values of what they show."""
+"""Tests of tff_asr.reports.plots: figures plot the values of the metrics."""
 
 import math
 import pathlib

@@ -1,4 +1,4 @@
-"""Folders as runs leave them, written by hand for tests of what reads them."""
+"""Folders as runs leave them, written by hand for tests of their readers."""
 
 from collections.abc import Mapping
 import json

@@ -22,7 +22,7 @@ def _run(errors, attributes=None, *, name='run') -> runs.Run:
 
 
 def _ones(values: dict[str, int], attribute: str, **options) -> runs.Run:
-  """So many speakers of each value, one of two words wrong."""
+  """`values` maps each value to its number of speakers; WER is one half."""
   names = [f'{v}{i}' for v, count in values.items() for i in range(count)]
   return _run(
       {name: (1, 2) for name in names},

@@ -12,7 +12,7 @@ from tff_asr.reports import tables
 class TablesTest(cases.TestCase):
 
   def run_(self, name: str, *wrong: int, epsilon=None, **content):
-    """A run with so many of ten words wrong of each speaker."""
+    """A run; `wrong` are each speaker's wrong words, of ten."""
     if epsilon is not None:
       content['privacy'] = run_folders.privacy(epsilon=epsilon)
     return run_folders.read(

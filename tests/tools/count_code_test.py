@@ -1,4 +1,4 @@
-"""Counts of a module that is counted by hand."""
+"""Counts of a module, checked against counts by hand."""
 
 from absl.testing import absltest
 
@@ -10,7 +10,7 @@ of two lines of docstring."""
 from typing import Any
 
 # A comment.
-NUMBER = 1  # Beside code: no line of its own.
+NUMBER = 1  # After code: not a comment line.
 
 
 def public(a: Any, b, c, d, e, f, g, h, i):

@@ -1,4 +1,4 @@
-"""The check of GPU machines runs on CPUs, names what fails, and goes on."""
+"""The check of GPU machines runs on CPUs and continues after a failure."""
 
 import os
 import re

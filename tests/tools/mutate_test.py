@@ -1,4 +1,4 @@
-"""The planted bugs are kept in step with the code, without planting them."""
+"""The planted bugs apply to the present code; they are not planted here."""
 
 import ast
 import pathlib

@@ -16,7 +16,7 @@ from tools import layers
 _COLAB = layers.ROOT / 'colab'
 _SOURCES = sorted(path.stem for path in _COLAB.glob('*.py'))
 _TIMEOUT_SEC = 1200
-# Each is a picture or some; nobody's voice.
+# Each has a few pictures, and no recorded voice.
 _MAX_BYTES = 400_000
 _COMMAND = (
     'cd colab; ../.venv/bin/python -m jupytext --to ipynb --set-kernel python3'
