@@ -1,12 +1,12 @@
 """Aggregation of updates: factories with a guarantee, and any other.
 
-An `AccountedFactory` makes processes whose state has a query with a noise key
-and the event of its rounds: it says itself what a round costs. The processes of
-any other factory get such a state as well, with the event of a Gaussian without
-noise: the ledger charges an infinite epsilon, and the privacy report says NOT
-PRIVATE. That holds for TFF's own DP aggregators, too: their noise comes from
-TensorFlow's stateful generator, on floating-point sums, which no report here
-covers. Their measurements become `not_private`.
+The processes of an `AccountedFactory` report the privacy cost of a round: their
+state holds a query with a noise key, and the round's event. `create` adds such
+a state to the processes of any other factory, with the event of a Gaussian
+without noise. Then the ledger charges an infinite epsilon, the privacy report
+says NOT PRIVATE, and all measurements become `not_private`. This also applies
+to TFF's DP aggregators: they add noise from TensorFlow's stateful generator to
+floating-point sums, which no report here covers.
 """
 
 import collections
@@ -92,6 +92,7 @@ def _without_guarantee(
 
   @tff.tensorflow.computation(inner.initialize.type_signature.result.member)
   def add_query_state(inner_state):
+    # No noise: the ledger charges an infinite epsilon.
     event = dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
     # The key is never drawn from; the counter counts rounds.
     query_state = queries.MechanismState(

@@ -45,7 +45,7 @@ from tff_asr.privacy import queries
 def build(
     *, build_query: queries.BuildQuery, cohort_size: float
 ) -> aggregation.AccountedFactory:
-  """Builds the aggregator whose server adds the noise.
+  """Builds the aggregator in which the server adds the noise.
 
   The weights W are ignored, because weights that depend on data would change
   the sensitivity.
@@ -75,17 +75,16 @@ def build_distributed(
     ],
     cohort_size: int,
 ) -> aggregation.AccountedFactory:
-  """Builds the aggregator whose clients add the noise; see `distributed`.
+  """Builds the aggregator in which clients add the noise; see `distributed`.
 
   The number of a client, int64, takes the place of its weight: its simulated
   randomness follows that number. A client without data has no number and fails,
   since two such clients would draw the same noise; the server refuses a round
-  with two equal numbers. Some of the cohort may drop out; cohort_size is the
-  divisor all the same.
+  with two equal numbers. Clients may drop out; the divisor remains cohort_size.
 
   The server gets the modular sum, the numbers of the clients in it, and in a
   simulation the metrics of clipping, except the norm of the mean without noise.
-  A deployment leaves out what is `not_private`: it is summed without
+  A deployment omits the `not_private` metrics, which are summed without
   protection.
 
   Args:
@@ -148,6 +147,7 @@ class _DpMean(aggregation.AccountedFactory):
           tf.nest.flatten(query.updates_of(total.record)),
       )
       grid_step = query.grid_step(state.query_state) / self._cohort_size
+      # Computed from the sum without noise.
       measurements['not_private']['signal_norm'] = tf.cast(
           tf.sqrt(tf.add_n(squares)) * grid_step, tf.float32
       )
@@ -290,6 +290,7 @@ def _count_distinct(number: tff.Value) -> tff.Value:
 
   @tff.tensorflow.computation(np.int64)
   def as_vector(number):
+    # A vector, since scalars cannot be concatenated.
     return number[tf.newaxis]
 
   @tff.tensorflow.computation
@@ -366,6 +367,7 @@ def clipping_metrics(
     stats: Sum over the round's clients.
     layer_names: H of them.
   """
+  # NaN if no update is finite.
   mean = tf.nest.map_structure(lambda value: value / stats.num_finite, stats)
 
   def by_name(values: tf.Tensor) -> collections.OrderedDict[str, tf.Tensor]:

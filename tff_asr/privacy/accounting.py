@@ -198,10 +198,10 @@ def check_noise_fits_sampling(
 class RoundGroup:
   """`count` rounds with the same sampling and noise multiplier (0: none).
 
-  sampler_epsilon is what a round's noise may add to epsilon because it is not
-  drawn exactly (`queries.sampler_epsilon`). strategy is that of min_sep
-  cohorts, if noise is correlated. Their group is all rounds of one mechanism,
-  from its first on. secure_sum is of noise that clients add.
+  sampler_epsilon bounds how much inexact noise adds to a round's epsilon
+  (`queries.sampler_epsilon`). strategy is set for min_sep and cyclic cohorts
+  with correlated noise; their group holds all rounds of one mechanism, from the
+  first on. secure_sum is set if clients add the noise.
   """
 
   sampling: Sampling
@@ -321,6 +321,7 @@ def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
     checks.finite(noise_multiplier=noise_multiplier)
     checks.non_negative(noise_multiplier=noise_multiplier)
   smallest = min(multipliers)  # factored out, so that squares stay in range
+  # Unchanged: the root of a square may round.
   if len(multipliers) == 1 or smallest == 0:
     return float(smallest)
   return smallest / math.sqrt(sum((smallest / z) ** 2 for z in multipliers))
@@ -396,6 +397,7 @@ def epsilon_and_order(
   """
   check_delta(delta)
   event, error = _split(event)
+  # Without the sampler's error, which no accountant takes.
   values = _rdp_of(event, tuple(orders), _relation_of(event))
   find = lambda delta: rdp.compute_epsilon(orders, values, delta)
   _, order = find(delta)

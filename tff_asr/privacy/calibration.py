@@ -72,6 +72,7 @@ def noise_multiplier_for_epsilon(
         target_epsilon, sampling=sampling, rounds=rounds, delta=delta,
     )
   high = math.log(guess)
+  # PLD starts near its solution, and is slower with less noise.
   step = math.log(1.2 if accountant == 'pld' else 2)
   while excess(high) > 0:
     high += step

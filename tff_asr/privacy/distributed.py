@@ -47,7 +47,7 @@ MAX_BITS = 30
 _MAX_TRIES = 64
 # Complex numbers, a power of two: TensorFlow is slow at other sizes.
 _LARGEST_BLOCK = 4096
-# A warning tells of more noise than this multiple of a trusted server's.
+# Above this multiple of a trusted server's noise, a warning is logged.
 _MUCH_NOISE = 1.1
 
 

@@ -267,7 +267,7 @@ class Ledger:
     self._path = path
     self._descriptor = descriptor
     self._chain = chain
-    self._count = count  # Entries that the saved state knows of.
+    self._count = count  # Entries that the saved state includes.
 
   @property
   def head(self) -> Head:
@@ -356,7 +356,7 @@ class Ledger:
     )
 
   def _rounds_ahead(self) -> list[Round]:
-    """Rounds in the file that the saved state does not know of."""
+    """Rounds in the file that the saved state does not include."""
     ahead = self._chain.entries[self._count :]
     return [each.content for each in ahead if isinstance(each.content, Round)]
 
@@ -410,6 +410,7 @@ def create(
     LedgerError: `path` charges rounds, is another file or is in use, or the
       ledger of the parent is missing or was changed.
   """
+  # First: a damaged parent must leave no file behind.
   before = None if parent is None else _read(*parent)
   if privacy_unit is None:
     privacy_unit = 'speaker' if before is None else before.privacy_unit
@@ -460,7 +461,7 @@ def resume(path: str, *, head: Head) -> Ledger:
   head = Head(int(head.count), str(head.digest))
   if not os.path.exists(path):
     raise LedgerError(
-        f'The privacy ledger {path} is missing, but the saved state knows '
+        f'The privacy ledger {path} is missing, but the saved state includes '
         f'{head.count} entries of it: put the file back.'
     )
   descriptor = _open_locked(path)
@@ -639,6 +640,7 @@ def _inherit(
   chain = _Chain(_seal({
       'kind': 'header',
       'format_version': _FORMAT_VERSION,
+      # Random, so that runs of the same settings share no hash.
       'run_id': secrets.token_hex(8),
       'privacy_unit': privacy_unit,
       'invalidations': reasons,
@@ -699,7 +701,7 @@ def _check_head(path: str, chain: _Chain, head: Head) -> None:
   if found < head.count:
     raise LedgerError(
         f'The privacy ledger {path} was shortened: it has {found} entries, '
-        f'the saved state knows {head.count}. Put the whole file back.'
+        f'the saved state includes {head.count}. Put the whole file back.'
     )
   # A negative count would index hashes from the end.
   if head.count < 0 or chain.head(head.count) != head:

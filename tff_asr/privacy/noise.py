@@ -209,6 +209,7 @@ def _draw(
   stddev = np.float64(stddev)
   # Cores that this process may use, not all of the machine.
   num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+  # Noise comes in pairs; an odd size drops the last draw.
   halves = [-(-int(size) // 2) for size in sizes]
   # A stretch a thread, in whole steps of the fast path.
   share = _BLOCK * max(1, -(-sum(halves) // (_BLOCK * num_threads)))
@@ -265,7 +266,7 @@ def _fill(
       )
       for kind in (_RADIUS, _ANGLE)
   )
-  # The keystream is what the cipher makes of zeros.
+  # Encrypting zeros gives the keystream.
   zeros = np.zeros(8 * min(_BLOCK, stretch.stop - stretch.start), np.uint8)
   first, second = stretch.points
   found = []
@@ -611,8 +612,8 @@ def _pair_polynomial(
 ) -> _Pair:
   """Sum of coefficients[i] x^i, by Horner's rule.
 
-  The caller sees to it that each partial sum is some power of two at least as
-  large as its successor times x: then errors add up to a few u^2.
+  The caller ensures that each partial sum is larger than the next one times x
+  by some power of two or more: then errors add up to a few u^2.
   """
   return ops.fold(
       lambda value, pair: _add(_multiply(value, x), (pair[0], pair[1])),

@@ -335,6 +335,7 @@ class PrivacyReport:
     if self.accountant == 'pld':
       return None, None
     if not self.is_noised:
+      # Nothing is released before the first round.
       return math.inf if self.num_rounds else 0.0, None
     return accounting.epsilon_and_order(
         accounting.compose(self.rounds), delta=self.delta
@@ -532,6 +533,7 @@ def to_json(reports: Sequence[PrivacyReport]) -> str:
     reports: One report, or a plan and its extrapolations.
   """
   rows = [report.fields for report in reports]
+  # The first is the plan itself; the others are extrapolated.
   for row in rows[1:]:
     row['word_error_rate'] = ASSUMED
   return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
@@ -597,6 +599,7 @@ def why_not_private(
     reasons.append('no noise is added, or not to all layers')
   if not is_clipped:
     reasons.append('updates are not clipped')
+  # Otherwise epsilon is infinite for the reasons already given.
   if not reasons and not invalidations and epsilon > MAX_USEFUL_EPSILON:
     reasons.append(
         f'epsilon is {format_epsilon(epsilon)}, above {MAX_USEFUL_EPSILON:g}'

@@ -363,6 +363,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     grid_step = self.grid_step(global_state)
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = self.event(global_state)
+    # Without noise no key is needed, and a missing one gives no NaN.
     if not self._noise_multiplier:
       exact = sequential.sequential_map(
           lambda total: grid_step * tf.cast(total, tf.float64), sums
@@ -415,6 +416,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       )
     name = 'noise_stddev_on_sum'
     if self._noise.num_buffers:
+      # The released noise has another deviation in each round.
       name = 'noise_stddev_before_correlation'
     return collections.OrderedDict(
         [('l2_norm_clip', global_state.l2_norm_clip), (name, stddev)]

@@ -94,6 +94,7 @@ async def audit(
   tests = [
       check_charged_noise(
           released.noise_ratios,
+          # The largest charge: the noise of every round must reach it.
           charged=max(group.noise_multiplier for group in ledger.rounds),
       ),
       *residuals.run_tests(released.layers(), covariance=covariance),

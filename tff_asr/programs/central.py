@@ -384,6 +384,7 @@ class _BatchReader:
       key = keys.derive(key, purpose=f'loader {loader}')
     # Seeds of stateless ops are int32 here.
     seed = tf.constant([self._seed & 0x7FFFFFFF, 1 + loader])
+    # So that memory does not grow with the number of loaders.
     num_ahead = max(1, _NUM_AHEAD // self._num_loaders)
 
     def record_locations():

@@ -294,6 +294,7 @@ def evaluate(
       _check_outputs(runs, output_name)
     with collect:
       attributes = _attributes(client_data)
+    # `_check_models` reports runs that are named twice.
     for run in dict.fromkeys(runs):
       with collect:
         private[run] = public_data.count_overlap(run, client_data)

@@ -122,6 +122,7 @@ class FaultSettings:
       return len(failures)
     reasons = []
     if failures:
+      # The first in the cohort, so that messages do not depend on timing.
       reasons.append(f'the first of them: {failures[min(failures)]}')
     if non_finite:
       reasons.append(f'{non_finite} with an update that is not finite')
@@ -212,6 +213,7 @@ def check_step(
   Raises:
     DivergedError: A weight or the loss is not finite.
   """
+  # Not finite if any weight is not.
   norm = float(tf.linalg.global_norm(list(weights.values())))
   if not math.isfinite(norm):
     problem = f'the norm of the weights is {norm}'

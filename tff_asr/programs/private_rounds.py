@@ -578,6 +578,7 @@ def create_ledger(
       `ledger.create` raises it.
   """
   before = run_dir.ledger_of_model(run.path)
+  # A model stores the head of its ledger when the run ends.
   if before is not None and before[1] is not None:
     raise ledger_lib.LedgerError(
         f'{run.path} holds a trained model but no saved state: put its states '
@@ -621,6 +622,7 @@ def _cost(
         num_clients=int(event.num_clients),
         min_clients=int(event.min_clients),
     )
+    # A sum of discrete Gaussians has another bound than rounded ones.
     sampler_epsilon = distributed.sampler_epsilon(event)
   else:
     # Laplace noise has a noise multiplier, too, and another cost.

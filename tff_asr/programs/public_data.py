@@ -139,6 +139,7 @@ def check_overlap(
   dev = None if dev_data is None else _speakers(dev_data)
   sources = [source(train_data, is_private=is_protected)]
   if selects_on_dev:
+    # Weights that the dev set selects reveal something of it.
     sources.append(source(dev_data, is_private=False))
   private = {'': train} if is_protected else {}
   public = {} if dev is None else {'the dev set': dev}
@@ -214,6 +215,7 @@ def source(
 
 def write(run: str, sources: Iterable[Source]) -> None:
   """Adds to what the model in a run's folder was trained on."""
+  # A resumed run may have more data: earlier entries stay.
   before = read(run) if os.path.exists(os.path.join(run, FILE)) else []
   entries = [each._asdict() for each in dict.fromkeys([*before, *sources])]
   text = json.dumps(entries, indent=1) + '\n'
@@ -296,6 +298,7 @@ def _read_speakers(sources: Iterable[Source]) -> _Speakers:
       is_complete = False
       continue
     found = _of_corpus(corpus, clients.client_ids)
+    # The corpus may have been written again with other clients.
     if _digest(found) == each.speakers_sha256:
       ids |= found.ids
     else:

@@ -1,4 +1,4 @@
-"""State of a run: what is saved, and which secrets must not outlive it.
+"""State of a run, and the secrets that must not outlive it.
 
 A round's noise key is a function of the run's key and of the round's identity,
 which is public (`private_rounds`). So someone who gets a run's key can remove
@@ -195,6 +195,7 @@ def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
   buffers, sampler_key, groups = (), (), ''
   process, position = state.process, state.data_position
   if _has_secrets(state):
+    # With released sums, buffers reveal earlier sums without noise.
     buffers = private_rounds.query_state(process).buffers
     process = private_rounds.with_query_state(process, buffers=())
   if isinstance(position, cohorts.CohortState):

@@ -542,6 +542,7 @@ class _Reporter:
     self._opened = opened
     self._managers = [
         *opened.folder.release_managers(
+            # The time of an event would reveal how long the round took.
             last=last, with_times=opened.shows_exact
         ),
         *training.trackers,
@@ -741,6 +742,7 @@ async def _open(
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
   ))
+  # Without charges nothing needs a secret key.
   key = () if sampling is None else keys.draw_or_fix(
       training.privacy.noise_seed
   )
@@ -812,6 +814,7 @@ def _begin(
       parent,
       invalidations=[*training.privacy.invalidations, *public.invalidations],
       privacy_unit=(
+          # A run that charges nothing takes its parent's unit.
           None if training.sampling is None else training.privacy_unit
       ),
   ))
@@ -827,6 +830,7 @@ def _resume_ledger(
     stack: contextlib.AsyncExitStack,
 ) -> Optional[ledger_lib.Ledger]:
   """Opens the ledger of a resumed run, if it has one."""
+  # The run began without a ledger.
   if not saved.ledger.digest:
     return None
   ledger = stack.enter_context(
@@ -860,6 +864,7 @@ def _resume_keys(
     secrets_problem: str,
 ) -> run_state.RunState:
   """Returns the saved state, under new keys if its own may not be used."""
+  # A copy of the file has another inode.
   is_copy = int(saved.noise.file_identity) != ledger.file_identity
   if is_copy:
     logging.warning(
@@ -890,6 +895,7 @@ def _check_same_process(
     training: TrainingRun, saved: process_lib.State, built: process_lib.State
 ) -> None:
   """Raises ValueError if a saved state belongs to another learning process."""
+  # They follow from scores in another run's folder, which may have changed.
   before, now = map(process_lib.frozen_layers, (saved, built))
   if before != now:
     raise ValueError(
@@ -915,6 +921,7 @@ def _finish(
   if round_num >= training.total_rounds:
     ended_by = f'NUM_{training.step_name.upper()}S'
   else:
+    # Only central training, which charges nothing, has patience.
     ended_by = 'PATIENCE' if training.sampling is None else 'TARGET_EPSILON'
   metrics = folder.read_metrics()
   results = {
@@ -938,6 +945,7 @@ def _write_privacy_report(
 ) -> dict[str, Any]:
   """Writes and prints the privacy report; returns its fields."""
   training, ledger = opened.training, opened.ledger
+  # If the run charges nothing, all its rounds are inherited.
   delta, l2_norm_clip, adaptive_layers = None, None, 0
   if training.sampling is not None:
     query_state = private_rounds.query_state(state.process)

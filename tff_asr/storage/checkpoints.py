@@ -204,6 +204,7 @@ class StateManager(tff.program.ProgramStateManager):
       state_file.write(path, program_state)
       if secrets is not None:
         self.write_secrets(secrets)
+      # Last: the secrets of before named an older version.
       self._remove_old()
 
   def _remove_old(self) -> None:

@@ -49,6 +49,7 @@ class MetricsFile(tff.program.ReleaseManager):
     rows = []
     if os.path.exists(path):
       self._columns, rows = _read(path)
+    # Later rounds run again and are released again.
     self._rewrite([row for row in rows if int(row[_KEY]) <= last])
 
   async def release(self, value: Mapping[str, float], key: int) -> None:
@@ -85,8 +86,8 @@ class TensorBoardFile(tff.program.ReleaseManager):
   """Writes scalars and hyperparameters to a new file of TensorBoard events.
 
   Unlike `tff.program.TensorBoardReleaseManager`, it can leave out times. The
-  time between two events tells how long a round took, and so which clients
-  took part.
+  time between two events reveals how long a round took, which depends on the
+  clients that took part.
   """
 
   def __init__(

@@ -34,7 +34,7 @@ _METADATA = 'tff_asr'
 
 
 class DamagedFileError(ValueError):
-  """A file is not what was written."""
+  """A file does not match what was written."""
 
 
 class Header(NamedTuple):
@@ -82,6 +82,7 @@ def write(
   # A single entry, because safetensors writes several in no fixed order.
   metadata = {_METADATA: json.dumps(described, sort_keys=True)}
   files.write(
+      # Serialized in memory, so that `files` can sync and rename the file.
       path, safetensors_numpy.save(dict(arrays), metadata), mode=0o600
   )
 
