@@ -36,6 +36,8 @@ def main() -> None:
     module = ['-m', f'data_tools.{name}'] if path.startswith(_FOLDERS[1]) else [
         path
     ]
+    # Replaces this process, so that signals and the exit code are the
+    # program's.
     os.execv(sys.executable, [sys.executable, *module, *arguments])
   lines = [f'  {each:20} {title}' for each, (_, title) in programs.items()]
   listing = '\n'.join([__doc__, 'Programs:', *lines])
@@ -45,7 +47,7 @@ def main() -> None:
   if name == '--version':
     print(f'tff-asr {_version()}')
     return
-  sys.exit(f'error: {name} is no program; see tff-asr --help.')
+  sys.exit(f'error: {name} is not a program; see tff-asr --help.')
 
 
 def _version() -> str:
@@ -67,6 +69,7 @@ def _programs() -> dict[str, tuple[str, str]]:
       path = os.path.join(folder, file)
       with open(path, encoding='utf-8') as f:
         text = f.read()
+      # Other files of the folder are modules that programs import.
       if "if __name__ == '__main__':" in text:
         title = (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
         found[file[:-3].removeprefix('run_')] = path, title

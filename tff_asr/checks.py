@@ -143,6 +143,7 @@ def output_folders(**paths: str) -> None:
       errors.append(ValueError(f'{name} must name a folder, found {path!r}.'))
       continue
     existing = os.path.abspath(path)
+    # The first folder that exists decides whether the others can be made.
     while not os.path.lexists(existing):
       existing = os.path.dirname(existing)
     if not os.path.isdir(existing):
@@ -167,6 +168,7 @@ def _check_all(
 
 
 def _is_number(value: object) -> bool:
+  # A bool is an int in Python.
   return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

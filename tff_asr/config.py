@@ -108,6 +108,7 @@ def bind(
     ConfigError: A file is missing, a name is unknown (the nearest known one is
       named), a macro has no value, or the text cannot be parsed.
   """
+  # gin's configuration is global to the process: drop that of an earlier call.
   gin.clear_config()
   if not gin_files:
     raise ConfigError('no configuration: give a file with --gin_file.')

@@ -42,10 +42,13 @@ def replacing(path: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
       file.flush()
       os.fsync(descriptor)
     os.replace(partial, path)
+  # Also for KeyboardInterrupt and SystemExit.
   except BaseException:
     with contextlib.suppress(OSError):
       os.remove(partial)
     raise
+  # The rename itself is in the folder, and lost in a power failure without
+  # this.
   sync(os.path.dirname(os.path.abspath(path)))
 
 
@@ -110,6 +113,7 @@ def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
           f'{path} has {size:,} bytes, more than the {max_bytes:,} '
           'that such a file may have.'
       )
+    # Limited again: the file may have grown since its size was read.
     return file.read(max_bytes)
 
 
@@ -132,6 +136,8 @@ def overwriting(path: str) -> Iterator[None]:
     path: A file that the context replaces or removes; need not exist.
   """
   try:
+    # Opened before the file is replaced: afterwards no name leads to its
+    # content. A link is not followed, so that no other file is overwritten.
     old = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
   except FileNotFoundError:
     yield

@@ -167,6 +167,7 @@ def run_async(coroutine: Coroutine[object, object, _Result]) -> _Result:
   async def cancellable() -> _Result:
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
+    # Wakes the loop, which may be waiting in a selector.
     interrupts.end = lambda: loop.call_soon_threadsafe(task.cancel)
     return await coroutine
 
@@ -213,6 +214,7 @@ class _Interrupts:
   def install(self) -> dict[signal.Signals, _Handler]:
     """Handles the signals; returns their former handlers."""
     before = {
+        # Programs in the background ignore SIGINT; that is kept.
         signal_num: signal.getsignal(signal_num)
         for signal_num in _WORDS
         if signal.getsignal(signal_num) is not signal.SIG_IGN
@@ -242,8 +244,10 @@ def _abandon(line: str, *, code: int) -> None:
     ray_session.announce_end()
   for child in psutil.Process().children():
     with contextlib.suppress(psutil.NoSuchProcess):
+      # Ray and TFF start processes, which would outlive this one.
       child.kill()
   os.write(sys.__stderr__.fileno(), f'{line}\n'.encode())
+  # Without Python's shutdown, which would wait for threads that hang.
   os._exit(code)  # pylint: disable=protected-access
 
 

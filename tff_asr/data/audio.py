@@ -236,8 +236,7 @@ def _decode(
   """
   header = b''
   if not isinstance(file, str):
-    # libsndfile does not return a NIST sphere file's own header, which is
-    # needed to find truncated files (`_check_length`).
+    # A NIST sphere file states its length there; see `_check_length`.
     header = file.read(_SPHERE_BYTES)
     file.seek(0)
   is_mp3 = isinstance(file, str) or _MP3_BEGIN.match(header)

@@ -16,7 +16,7 @@ from tff_asr.execution import reduction
 
 
 class ClientMonitor(Protocol):
-  """Is told about each client."""
+  """Callbacks for the start, failure and end of each client's work."""
 
   def begin(self, position: int, device: str) -> None:
     """Records that a client begins; raises RoundStopped after the round."""
@@ -105,7 +105,7 @@ class ClientTrainer:
     Args:
       thread: number of the calling thread.
       positions: the clients' positions in the cohort, in order of training.
-      monitor: is told about each client.
+      monitor: called for each client.
 
     Returns:
       The sums of these clients that depend on the order of addition.

@@ -9,7 +9,8 @@ comparison.
 The worker listens on every address of the machine, without a password, and runs
 what it is sent, so that files can be read and written through it. TFF fixes
 that address in the worker's program. A context is refused where the program
-sees a network, unless the caller says that no one else can reach it.
+has a network interface other than loopback, unless the caller passes
+`trust_network`.
 
 The worker is stopped when Python exits (normally or by an exception), at
 Ctrl-C, when a call is cancelled, and by `stop`. A signal that Python does not
@@ -122,7 +123,7 @@ class _Caller:
   # A call blocks its event loop until the worker answers, at the end of a
   # round. If the worker dies, TFF starts a new one and calls again. To end a
   # call, it is cancelled first, and then the worker is stopped: when the worker
-  # fails, the call sees that it was cancelled.
+  # fails, the call is already cancelled.
 
   def __init__(self, max_concurrent_clients: int | None):
     if max_concurrent_clients is not None:
@@ -238,7 +239,7 @@ def _explain(error: Exception, comp: tff.Computation) -> None:
   """Raises ValueError, of one line, for what the worker cannot run."""
   if found := _UNKNOWN_OP.search(str(error)):
     raise ValueError(
-        'The native worker knows core TensorFlow ops only, and found '
+        'The native worker has core TensorFlow ops only, and found '
         f'{found[1]!r}; use tff_asr.execution.multi_device, or PCM shards if '
         'the op decodes audio, characters if it makes sentence pieces, or '
         "kernel='tensorflow' if it draws noise."

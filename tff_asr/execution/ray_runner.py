@@ -153,7 +153,7 @@ class Actor:
         except (*_LOSSES, ValueError):
           raise
         except Exception as error:
-          # The code there may be too old to know the arguments.
+          # The code there may be too old for these arguments.
           raise ValueError(
               f'A Ray worker did not start ({_last_line(error)}); put the same '
               'copy of this project on every machine.'
@@ -367,7 +367,7 @@ class _RayRound:
       was_there = False
       try:
         # A machine takes all of its actors along. An actor that was dead before
-        # it got the task says nothing about the task.
+        # it got the task was not lost because of the task.
         self._ping(actor)
         was_there = True
         self._run(actor, thread, task)

@@ -80,7 +80,7 @@ class WorkerSettings(NamedTuple):
 
 
 class WorkerDescription(NamedTuple):
-  """What a worker tells about itself when it has started.
+  """A worker's description, returned when it has started.
 
   Attributes:
     devices: the device of each of its threads.
@@ -149,7 +149,7 @@ class RayWorker:
     Raises:
       ValueError: the software is not the driver's, a path cannot be read or
         holds other files than the driver's, a library is missing, or TensorFlow
-        sees no GPU where Ray gave one. The message names the node.
+        finds no GPU where Ray gave one. The message names the node.
     """
     ray_lib = _import_ray()
     # Software first: another version may not understand the rest.
@@ -175,7 +175,7 @@ class RayWorker:
     )
     if ray_lib.get_gpu_ids() and 'GPU' not in self._devices.devices[0]:
       raise ValueError(
-          f'TensorFlow sees no GPU on node {node}, where Ray has one; install '
+          f'TensorFlow finds no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
     return WorkerDescription(

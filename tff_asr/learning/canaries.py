@@ -8,7 +8,7 @@ zeros: so it is known what a round should have released, and no recordings are
 used. For the accounting, a client that sends zeros counts as absent (Poisson
 and full cohorts) or as replaced (fixed-size, min_sep and cyclic cohorts).
 
-A client's dataset is one element with its id, which tells what it sends.
+A client's dataset is one element with its id, which decides what it sends.
 """
 
 import collections
@@ -56,6 +56,7 @@ class Canaries:
   @property
   def included(self) -> np.ndarray:
     """The coins, bool [num_canaries]: who joins; the others are held out."""
+    # Independent coins, as the audit's confidence bound assumes.
     return np.random.default_rng(self.seed).random(self.num_canaries) < 0.5
 
   def directions(
@@ -79,6 +80,7 @@ class Canaries:
       self, client_id: tf.Tensor, place: int, shape: tf.TensorShape
   ) -> tf.Tensor:
     """Returns one layer of `directions`, the one at `place` among all."""
+    # By number and layer, so that the audit can draw the same direction again.
     seed = tf.random.fold_in(
         tf.constant(weights_lib.seed_pair(self.seed)), _number(client_id)
     )
@@ -234,6 +236,7 @@ def only_canaries_contribute(
     name = elements.take(1).reduce(
         '', lambda _, element: element[schema.CLIENT_ID]
     )
+    # No data: people's clients train on nothing and return zeros.
     return collections.OrderedDict(name=name, elements=elements.take(0))
 
   @tff.tensorflow.computation(result_type, np.str_)

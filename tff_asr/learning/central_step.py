@@ -93,6 +93,7 @@ class CentralStep:
     self._num_batches = num_batches
     self._encoder = encoder
     self._encoder_frozen_steps = encoder_frozen_steps
+    # One entry: a run freezes the encoder first, and then no longer.
     self._gradients = functools.lru_cache(maxsize=1)(self._build_gradients)
     self._update = tf.function(
         self._update_graph, autograph=False, jit_compile=jit_compile or None
@@ -239,6 +240,7 @@ def _divide(
     part['example_weights'] = tf.where(
         is_copy[rows], 0.0, part['example_weights']
     )
+    # Otherwise the rows of all parts would have the same dropout.
     part['seed'] = tf.random.fold_in(batch['seed'], number)
     parts.append(part)
   return parts

@@ -92,6 +92,8 @@ class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
       running = {device: collections.deque() for device in copies}
       # Devices do not wait for each other as long as they have batches.
       for batch, device in zip(batches, itertools.cycle(self._devices)):
+        # Bounds the batches in memory: reading them may be faster than
+        # training.
         if len(running[device]) == _QUEUED:
           running[device].popleft().result()
         running[device].append(threads[device].submit(add, device, batch))

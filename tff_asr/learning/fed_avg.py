@@ -111,7 +111,7 @@ def build(
     frozen: Layers that are not trained; see `layer_freeze.match`.
 
   Returns:
-    A learning process whose weights are float32 tensors by name.
+    A learning process; its weights are float32 tensors by name.
 
   Raises:
     ValueError: frozen names no layer or all of them, or as the parts raise.

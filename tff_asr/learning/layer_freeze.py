@@ -71,6 +71,7 @@ class LayerFreeze:
       np.random.default_rng(self.seed).shuffle(order)
     else:
       sign = -1 if self.order == 'highest' else 1
+      # Stable: equal scores stay in the order of their names.
       order.sort(key=lambda name: sign * scores[name])
     # The last one always stays trained.
     sizes = [_count([name], specs) for name in order[:-1]]

@@ -65,6 +65,7 @@ def build(
     )
     new_weights = weights_lib.updated(weights, live)
     measurements = collections.OrderedDict(
+        # Of the state before the step: the rate that the step used.
         learning_rate=tf.cast(_learning_rate(state), tf.float32),
         update_norm=norm,
         weights_norm=tf.linalg.global_norm(tf.nest.flatten(new_weights)),

@@ -99,7 +99,7 @@ def linear_contrast(
   """Estimates a weighted sum of word error rates of few speakers.
 
   For speakers i with w_i words, and g_i errors that are added with the weights
-  of their systems, the sum is d = sum(g_i) / sum(w_i), a ratio estimator whose
+  of their systems, the sum is d = sum(g_i) / sum(w_i), a ratio estimator. Its
   variance over S speakers is (Cochran 1977, "Sampling Techniques", 6.3)
 
       S / (S - 1) sum((g_i - d w_i)^2) / sum(w_i)^2.

@@ -191,7 +191,7 @@ def export(
 
   Args:
     recognizer: The checkpoint.
-    client_data: Speakers whose utterances the exports are checked on.
+    client_data: Speakers; the exports are checked on their utterances.
       Utterances that the recognizer would decode in windows are left out,
       because exports decode whole.
     output_dir: Folder to write to; contains no export yet.

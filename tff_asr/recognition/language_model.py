@@ -84,6 +84,8 @@ def build_decode(
   logging.getLogger('pyctcdecode').setLevel(logging.ERROR)
   try:
     decoder = pyctcdecode.build_ctcdecoder(
+        # The empty text is pyctcdecode's name of the blank, which is the last
+        # id.
         [*tokens, ''],
         kenlm_model_path=language_model.path,
         alpha=language_model.alpha,

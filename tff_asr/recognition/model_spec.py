@@ -55,8 +55,8 @@ def read(
 
   Args:
     run: The run's folder.
-    trust_code: Folder of Python modules that may be imported, and whose
-      functions may be called; None: none.
+    trust_code: Folder of Python modules that may be imported, with functions
+      that may be called; None: none.
 
   Raises:
     ValueError: The folder has no model_spec.json, or one that cannot be built;
@@ -68,6 +68,8 @@ def read(
     spec = files.parse_json(files.read(path))
     if not isinstance(spec, dict) or not spec.keys() >= {'MODEL', 'PIPELINE'}:
       raise ValueError('it has no MODEL and PIPELINE')
+    # First: the model of a pre-trained run is of another kind, and the message
+    # about the missing tokenizer is clearer.
     pipeline = _build(spec['PIPELINE'], trust_code=trust_code)
     if not isinstance(pipeline, pipeline_lib.Pipeline):
       raise ValueError('its PIPELINE is not a pipeline')

@@ -101,6 +101,8 @@ class Recognizer:
     stride = _stride(model.encoder.output_lengths)
     self._frame_samples = stride * log_mel.FRAME_SHIFT
     window = log_mel.samples_of_seconds(window_sec) // self._frame_samples
+    # In output frames, so that windows start at whole frames and their logits
+    # can be joined.
     self._margin = int(_MARGIN_SHARE * window)
     self._hop = window - 2 * self._margin
     self.window_samples = (
@@ -276,6 +278,7 @@ def load(
 
 def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:
   """Returns the number of feature frames per output frame."""
+  # Encoders only have a function of lengths, so the stride is measured.
   lengths = np.asarray(output_lengths(tf.range(1000, 1100)))
   strides = np.unique(np.diff(np.flatnonzero(np.diff(lengths)))).tolist()
   if len(strides) != 1:

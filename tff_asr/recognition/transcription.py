@@ -53,8 +53,8 @@ def transcribe(
   """Transcribes audio files.
 
   Args:
-    paths: Files, and folders whose audio files are transcribed, recognised by
-      content (`data.audio`); a warning names the others.
+    paths: Files, and folders of audio files, which are recognised by content
+      (`data.audio`); a warning names the others.
     recognizer: The model.
     output_format: 'text' (for several files one line each: path, tab and text),
       'json' (a list of objects: file, seconds, text, and words with start_sec

@@ -68,7 +68,7 @@ class Tokenizer(abc.ABC):
 
   @property
   def vocab_size(self) -> int:
-    """Returns V: the number of tokens and the blank, whose id is V - 1."""
+    """Returns V: the number of tokens and the blank, which has id V - 1."""
     return len(self.tokens) + 1
 
   @abc.abstractmethod
@@ -154,8 +154,11 @@ class CharTokenizer(Tokenizer):
       enclosed = tf.strings.join([self._boundary, transcripts, self._boundary])
       transcripts = tf.where(tf.equal(transcripts, ''), '', enclosed)
     codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcripts)
+    # A constant table by code point: a tf.lookup table would be a resource,
+    # which each context would have to initialize.
     table = tf.constant(self._id_of_codepoint)
     size = len(self._id_of_codepoint)
+    # The gather must stay in range: on a CPU it raises otherwise.
     known = codepoints.flat_values < size
     ids = tf.gather(table, tf.minimum(codepoints.flat_values, size - 1))
     return codepoints.with_flat_values(tf.where(known, ids, -1))
@@ -195,6 +198,7 @@ class SentencePieceTokenizer(Tokenizer):
       checks.in_range(
           -_MAX_SCORE, _MAX_SCORE, **{f'the score of {piece!r}': score}
       )
+    # Sorted: ids must not depend on the order in a gin file.
     pieces = dict(sorted(pieces.items()))
     characters = sorted(set(''.join(pieces)) | {_SPACE})
     missing = [each for each in characters if each not in pieces]
