@@ -126,7 +126,9 @@ class PackageTest(absltest.TestCase):
     self.assertIn('--population', self.command('compute_epsilon', '--help'))
     with self.assertRaisesRegex(AssertionError, 'output_dir is needed'):
       self.command('synthetic_population')
-    with self.assertRaisesRegex(AssertionError, 'error: no_such is not a program'):
+    with self.assertRaisesRegex(
+        AssertionError, 'error: no_such is not a program'
+    ):
       self.command('no_such')
 
   def test_is_imported_from_where_it_is_installed(self):
