@@ -1,8 +1,10 @@
 # %% [markdown]
 # # 3. What epsilon means
 #
-# A guess, three curves and what was measured. No training; a minute on two CPU
-# cores. It needs Python 3.11 (notebook 1 says how).
+# What an attacker can guess at a given epsilon, how epsilon depends on noise,
+# people and rounds, and measured error rates. Nothing is trained: it takes a
+# minute on two CPU cores. It needs Python 3.11 (notebook 1 describes the
+# setup).
 
 # %%
 import itertools
@@ -34,13 +36,13 @@ def epsilon(**plan):
 # %% [markdown]
 # ## A guess
 #
-# Somebody sees a sum that was released and knows every contribution but Anna's.
-# *Is she in it?* Clipping makes her part at most 1; noise of standard deviation
-# z is added. Whoever says "yes" above some threshold is right about some sums
-# with her and wrong about some without her. Epsilon limits **every** such
-# guess, however clever: in the grey region nobody can be. Below, 20,000 sums of
-# each kind, with this library's own noise; the curve is every possible
-# threshold.
+# An attacker sees a released sum and knows every contribution except Anna's.
+# *Is she in it?* Clipping limits her contribution to 1, and noise of standard
+# deviation z is added. An attacker who says "yes" above some threshold is right
+# for some sums with her and wrong for some without her. Epsilon limits
+# **every** attack: none can reach the grey region. The pictures show 20,000
+# sums of each kind, with this library's noise; the curve goes through all
+# thresholds.
 
 # %%
 GRID = 2**20  # Steps of the integer grid on which noise is drawn.
@@ -90,9 +92,10 @@ plt.show()
 # %% [markdown]
 # ## Noise, people, rounds
 #
-# A run has many rounds, and a person joins few of them: whom nobody picked
-# cannot be seen. The star is the quickstart: 1,000 expected of 12,000 people in
-# each of 20 rounds, z = 0.8. Each picture changes one thing.
+# A run has many rounds, and each person joins only a few of them. A round
+# reveals nothing about people who were not drawn. The star is the quickstart:
+# 1,000 expected of 12,000 people in each of 20 rounds, z = 0.8. Each picture
+# changes one setting.
 
 # %%
 plan = dict(
@@ -124,11 +127,11 @@ plt.show()
 # %% [markdown]
 # ## Why it takes many people
 #
-# The model feels the noise on the *mean* of a round: z over the cohort. A model
-# stands only so much of it. So keep that noise, and let a twelfth of the people
-# join each round: with more people z grows at no cost, and epsilon falls. The
-# same training is hopeless for 600 people and a guarantee for 12,000 (the
-# star).
+# The noise on the *mean* of a round, z over the cohort size, decides how well a
+# model learns. Keep that noise fixed, and let a twelfth of the people join each
+# round: with more people z grows without a loss of accuracy, and epsilon falls.
+# The same training gives no guarantee to 600 people and a useful one to 12,000
+# (the star).
 
 # %%
 NOISE_ON_MEAN = plan['noise_multiplier'] / plan['cohort_size']
@@ -155,11 +158,11 @@ plt.show()
 # %% [markdown]
 # ## What was measured
 #
-# Arithmetic says nothing about what a model learns under that noise. These are
-# whole runs: 12,000 generated speakers, each run with its own ledger
-# (docs/population.md of the repository, which this cell reads; a wheel has no
-# docs). A useful model lies *below* the control, which saw public speakers
-# only.
+# Accounting does not tell how well a model learns under that noise. These are
+# complete runs with 12,000 generated speakers, each with its own ledger. The
+# cell reads them from docs/population.md of the repository; a wheel contains no
+# docs. A useful model lies *below* the control, which was trained on public
+# speakers only.
 
 # %%
 page = next(

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 4. Your own recordings
 #
-# From a table of audio files in any language to a model that was trained with
-# differential privacy, and what it hears. Minutes on two CPU cores; it
-# needs Python 3.11 (notebook 1 says how).
+# From a table of audio files in any language to a model trained with
+# differential privacy, and its transcripts. It takes minutes on two CPU cores,
+# and needs Python 3.11 (notebook 1 describes the setup).
 #
 # The recordings here are German. If `TFF_ASR_SPEECH` names a folder with a part
 # of Common Voice, they are its hundred clips of real people, which are too few
-# to learn from; else eSpeak NG says small talk in sixty voices.
+# to learn from; otherwise eSpeak NG speaks short sentences in sixty voices.
 
 # %%
 import csv
@@ -38,9 +38,9 @@ def run(program, *flags):
 # %% [markdown]
 # ## The recordings
 #
-# Put yours here: a folder, and for each file who speaks and what is said.
-# Spelling, capitals and punctuation are as they are; any format and rate will
-# do. These are WAVs of 44.1 kHz.
+# Put your own here: a folder, and the speaker and text of each file. Spelling,
+# capitals and punctuation need no preparation; any format and rate will do.
+# These are WAVs of 44.1 kHz.
 
 # %%
 if REAL.is_dir():
@@ -91,11 +91,12 @@ print(len(rows), 'recordings of', len({who for _, who, _ in rows}), 'speakers')
 # %% [markdown]
 # ## A table of them
 #
-# Three columns, separated by tabs. `manifest` reads it and writes what training
-# takes: 16 kHz audio in shards, by speaker. It deals the speakers: here some
-# are *public* (those who agreed to have their recordings collected), most
-# *private*; those of `dev` watch the training, those of `test` judge it. It
-# also makes the alphabet, ä, ö, ü and ß included, and says what it left out.
+# Three columns, separated by tabs. `manifest` reads the table and writes the
+# input of training: 16 kHz audio in shards, by speaker. It also splits the
+# speakers. Here some are *public* (they agreed to have their recordings
+# collected) and most *private*; `dev` speakers are for evaluation during
+# training, `test` speakers for the final one. `manifest` also makes the
+# alphabet, including ä, ö, ü and ß, and lists the utterances that it left out.
 
 # %%
 table = WORK / 'recordings.tsv'
@@ -110,9 +111,9 @@ run('manifest', f'--manifest={table}', f'--output_dir={WORK / "data"}',
 print((WORK / 'data' / 'corpus.gin').read_text('utf-8'))
 
 # %% [markdown]
-# ## A first model, of the public speakers
+# ## A first model, trained on the public speakers
 #
-# Three hundred steps of ordinary training. `corpus.gin`, above, tells it the
+# Three hundred steps of ordinary training. `corpus.gin`, above, sets the
 # folders and the alphabet; the other file is an experiment of this project.
 
 # %%
@@ -138,15 +139,16 @@ run('train_federated', f'--output_dir={WORK / "private"}',
     '--gin_param=EVALUATE_EVERY = 4')
 
 # %% [markdown]
-# **NOT PRIVATE**, it says at the top, and that is true: so few people cannot be
-# hidden by noise that a model can learn under. The line "at larger scale" says
-# how many people the same noise would take (notebook 3 shows why). What you
-# have here is the whole path; a guarantee takes the people.
+# The report begins with **NOT PRIVATE**, correctly: noise that lets a model
+# learn is too weak to hide one of so few people. The line "at larger scale"
+# states how many people the same noise would need (notebook 3 shows why). The
+# commands are complete; a guarantee needs more people.
 #
-# ## Did it help, and what does it hear?
+# ## Did it help, and what does it transcribe?
 #
-# Neither model heard the test speakers. (The generated ones all say sentences
-# of the same few kinds, which is far easier than speech is.)
+# The test speakers are not in the training data of either model. (The generated
+# speakers all say sentences of the same few kinds, which is far easier than
+# real speech.)
 
 # %%
 run('evaluate', '--gin_file=gin/experiments/quickstart_evaluate.gin', CORPUS,

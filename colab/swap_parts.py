@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 2. Another model, another optimizer, another clip
 #
-# A training run is made of parts; gin files name them. Here each part is
-# swapped in turn, the last for one of your own. Minutes on two CPU cores;
-# it needs Python 3.11 and takes notebook 1's people and first model, or makes
-# them.
+# How to swap the clip, the optimizer and the model of a training run, and how
+# to use your own optimizer. gin files name the parts. It takes minutes on two
+# CPU cores, and needs Python 3.11. It uses notebook 1's people and first model,
+# or makes them.
 
 # %%
 import pathlib
@@ -47,8 +47,8 @@ seed = train_seed('seed')
 # %% [markdown]
 # ## A run is a list of files
 #
-# `train` puts an experiment together, runs some rounds and returns the error
-# rate on the dev set after each. Everything else is a file more, or a setting.
+# `train` builds an experiment, runs some rounds and returns the error rate on
+# the dev set after each. A swap is another file, or a setting.
 
 # %%
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -121,11 +121,11 @@ train('as it is')
 # %% [markdown]
 # ## The clip
 #
-# As it is, each layer of a client's update is clipped on its own, in proportion
-# to the root of its size. One file clips the update as a whole instead; noise
-# and epsilon stay what they were. The other change is a setting, a tenth of the
-# clip: it makes the noise and what clients say smaller alike, and LAMB steps do
-# not depend on the length of what they are given.
+# The experiment clips each layer of a client's update separately, in proportion
+# to the root of its size. Another file clips the update as a whole; noise and
+# epsilon do not change. The second change is a setting, a tenth of the clip: it
+# reduces noise and clipped updates by the same factor, and LAMB's steps do not
+# depend on the length of the mean update.
 
 # %%
 train('one clip for all layers', 'gin/privacy/global.gin')
@@ -135,8 +135,8 @@ show('as it is', 'one clip for all layers', 'a tenth of the clip')
 # %% [markdown]
 # ## The server's optimizer
 #
-# LAMB takes steps in proportion to each layer's weights. SGD and Adam do
-# not, and each needs a learning rate of its own.
+# LAMB takes steps in proportion to each layer's weights. SGD and Adam do not,
+# and each needs another learning rate.
 
 # %%
 train('SGD', 'gin/optimizers/sgd.gin', SERVER_LEARNING_RATE=50.0)
@@ -146,7 +146,7 @@ show('as it is', 'SGD', 'Adam')
 # %% [markdown]
 # ## The model
 #
-# Gated convolutions of half the width, with a first model of their own. A file
+# Gated convolutions of half the width, with a new first model. A file
 # such as `gin/models/transformer_toy.gin` swaps the kind of model in the same
 # way; transformers need more than these 200 steps on sixteen people.
 
@@ -157,10 +157,10 @@ train('half as wide', DIM=48, INIT_FROM_RUN=train_seed(
 show('as it is', 'half as wide')
 
 # %% [markdown]
-# ## A part of your own
+# ## Your own part
 #
-# A Python file and a gin file, in a folder of yours. This server optimizer goes
-# one step of fixed size against the sign of a running mean.
+# Write a Python file and a gin file, in a folder of yours. This server
+# optimizer takes steps of fixed size against the sign of a running mean.
 
 # %%
 MINE = WORK / 'mine'

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 1. Federated training, round by round
 #
-# Six hundred generated people keep their recordings. A speech recogniser learns
-# from them all the same: in each round some of them train it a little, and only
-# the noised mean of what changed comes back. Minutes on two CPU cores.
+# A speech recogniser learns from six hundred generated people who keep their
+# recordings: in each round some of them train it a little, and the model changes
+# only by the noised mean of their updates. It takes minutes on two CPU cores.
 #
 # **It needs Python 3.11**, for TensorFlow 2.14, on which TensorFlow Federated
 # 0.87 is built. From a checkout:
@@ -17,10 +17,10 @@
 # kernel of your own Jupyter or editor. With the wheel, install the same extras
 # (docs/installing.md).
 #
-# Hosted Colab cannot run it cell by cell: its kernels are newer (3.13 since
-# August 2026). What it needs there is an environment of Python 3.11 beside the
-# kernel, which uv makes (docs/installing.md, With a newer Python), and the
-# second command in that. Neither this nor Colab's local runtime was tried.
+# Hosted Colab cannot run it cell by cell, because its kernels are newer (3.13
+# since August 2026). There, make an environment of Python 3.11 with uv
+# (docs/installing.md, With a newer Python), and run the second command in it.
+# Neither this nor Colab's local runtime was tried.
 
 # %%
 import pathlib
@@ -46,9 +46,9 @@ def run(program, *flags):
 # %% [markdown]
 # ## People, and a first model
 #
-# eSpeak NG speaks short sentences in many voices. Sixteen people are public: on
-# them a *seed* model is trained the usual way. The private ones are the
-# clients. Thirty-two others, the dev set, say how well a model does.
+# eSpeak NG speaks short sentences in many voices. A *seed* model is trained in
+# the usual way on sixteen public people. The private ones are the clients.
+# Thirty-two others, the dev set, are for evaluation.
 
 # %%
 SPEECH = WORK / 'population'
@@ -97,8 +97,8 @@ plt.show()
 # %% [markdown]
 # ## The learning process
 #
-# gin files name the parts of a training run; `config.bind` puts them together.
-# What comes out is a learning process of TensorFlow Federated.
+# gin files name the parts of a training run; `config.bind` builds the run from
+# them, with its learning process of TensorFlow Federated.
 
 # %%
 COHORT_SIZE, NUM_ROUNDS, NOISE_MULTIPLIER = 60, 12, 0.048
@@ -123,10 +123,10 @@ print('A round takes', process.next.type_signature.parameter[1])
 # ## Rounds
 #
 # A round takes the locations of a cohort's records: each of the 600 clients
-# joins with probability 1/10, by its own coin. The records are read where the
-# client runs. What it sends back is clipped, layer by layer, before the server
-# adds noise. The noise follows a key in the state, so `next` is called once on
-# each state: two sums with the same noise would tell their difference.
+# joins independently with probability 1/10. The records are read where the
+# client runs. Its update is clipped, layer by layer, before the server adds
+# noise. The noise is drawn from a key in the state, so call `next` only once on
+# each state: two sums with the same noise would reveal their difference.
 
 # %%
 evaluator = evaluation.Evaluator(
@@ -160,9 +160,9 @@ for number in range(1, NUM_ROUNDS + 1):
 # %% [markdown]
 # ## What the rounds did
 #
-# Left: the error rate falls though no recording left its owner. Right: the
-# noise is longer than the mean update. The model learns all the same, as noise
-# points elsewhere in each round and the updates agree more.
+# Left: the error rate falls, although no recording left its owner. Right: the
+# noise is larger than the mean update. The model still learns, because the
+# noise has another direction in each round, and the updates agree more.
 
 # %%
 picture, (errors, norms) = plt.subplots(
@@ -183,7 +183,7 @@ for axes in (errors, norms):
 plt.show()
 
 # %% [markdown]
-# ## What the model hears
+# ## What the model transcribes
 
 # %%
 for old, new in list(zip(before.hypotheses, after.hypotheses))[:160:40]:
@@ -192,11 +192,12 @@ for old, new in list(zip(before.hypotheses, after.hypotheses))[:160:40]:
 # %% [markdown]
 # ## Is it private?
 #
-# Not yet. The noise is what a useful guarantee needs *in a cohort of 1,000 out
-# of 12,000 people*; the same noise on the mean hides nobody among 600. The
-# library says so. Notebook 3 shows how epsilon depends on the population; a
-# loop of one's own, as here, also has no ledger: a guarantee comes from
-# `tff-asr train_federated`, which charges each round before its model is seen.
+# Not yet. The noise gives a useful guarantee *with cohorts of 1,000 out of
+# 12,000 people*; the same noise on the mean is too weak to hide a person among
+# 600. The cell below prints NOT PRIVATE. Notebook 3 shows how epsilon depends
+# on the population. A hand-written loop, as here, also has no ledger. For a
+# guarantee use `tff-asr train_federated`, which charges each round before its
+# model is seen.
 
 # %%
 print(privacy_report.plan(

@@ -83,23 +83,25 @@ _TABLE = design.Group(
 _INTRODUCTION = """\
 # Recorded voices in miniature
 
-Written by `experiments/run.py` from what its runs' folders hold:
+Federated training of recorded voices, with and without differential privacy:
+does it help, and does clipping by layer? `experiments/run.py` writes this page
+from the folders of its runs:
 
     python -m experiments.run --suite=an4 --source=AN4_FOLDER
 
 The speech is AN4's training part: 74 people spelling words and reading numbers
-and commands. 28 are public, 32 private, 4 for tuning (dev) and 10 for testing;
-no training data have the test speakers. The model, gated convolutions, has 0.63
+and commands; 28 are public, 32 private, 4 for tuning (dev) and 10 for testing,
+outside all training data. The model, gated convolutions, has 0.63
 million parameters. AN4's own test part is not used.
 
 A word error rate (WER) with a standard deviation is the mean over three runs
 that differ in their random seed. Differences come with a 95 % interval over the
 test speakers and random seeds (`contrast` in `tff_asr/metrics/confidence.py`;
-the seed model is the one that it is). Claims are judged by that interval: where
-it holds 0, nothing is decided. Noise is (noise norm) / C of the
-noise on the mean, sqrt(D) z / S. Epsilon is at delta 1 / (10 population); at 32
-speakers it is not a guarantee (NOT PRIVATE). Bytes are per client and round,
-as float32. Seconds are wall-clock time; other jobs were running.
+the seed model is fixed). Claims are judged by that interval: if it contains 0,
+the claim is not decided. Noise is (noise norm) / C of the noise on the mean,
+sqrt(D) z / S. Epsilon is at delta 1 / (10 population); at 32 speakers it is not
+a guarantee (NOT PRIVATE). Bytes are per client and round, as float32. Seconds
+are wall-clock time; other jobs were running.
 """
 
 SUITE = design.Suite(

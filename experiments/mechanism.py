@@ -548,24 +548,26 @@ def run(
 _INTRODUCTION = """\
 # What clipping and noise leave of the server's step
 
-Written by `experiments/mechanism.py`:
+Does clipping by layer help, when, and why? `experiments/mechanism.py` measures
+it and writes this page:
 
     {command}
 
-Does clipping by layer help, when, and why? Here no model is trained with noise.
-A model stands still, and {clients:,} private clients of the generated corpus
-([population.md](population.md)) train from it, one local step each if nothing
-else is said. Their deltas are clipped and averaged over cohorts of {cohort},
-and noise comes on the mean. A table says its norm, as (noise norm) / C; the
-paper's are .05 and .16. The server's optimizer takes {rounds} such means from
-the same weights; its last step is compared with the one that it takes from
-means that are neither clipped nor noised. C is a share of the clients' median
-norm, and the same for all ways to divide it, so the guarantee is the same, too.
+No model is trained with noise here. A model's weights are fixed, and
+{clients:,} private clients of the generated corpus
+([population.md](population.md)) train from them, one local step each unless
+stated otherwise. Their deltas are clipped and averaged over cohorts of
+{cohort}, and noise is added to the mean. Tables state its norm as (noise norm)
+/ C; the paper's are .05 and .16. The server's optimizer takes {rounds} such
+means from the same weights; its last step is compared with the one that it
+takes from means that are neither clipped nor noised. C is a share of the
+clients' median norm, and the same for all ways to divide it, so the guarantee
+is the same, too.
 
 *Gain* is how far a step goes along the clean mean (their inner product over the
 step's norm), over how far the undisturbed step goes: the share of the
 first-order fall of the loss that is left at equal length. ± is the standard
-deviation over {groups} groups of clients with noise of their own. Differences
+deviation over {groups} groups of clients with separate noise. Differences
 are paired by group; an interval is Student's, 95 %."""
 
 

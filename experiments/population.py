@@ -590,7 +590,9 @@ SUITE = design.Suite(
     introduction="""\
 # The federated paper on generated speech
 
-Written by `experiments/run.py` from what its runs' folders hold:
+Word error rates and epsilon of the paper's questions on generated speech: how
+much privacy costs, and when clipping by layer, more clients, a seed model and
+LAMB help. `experiments/run.py` writes this page from the folders of its runs:
 
     python -m experiments.run --suite=population
 
@@ -614,7 +616,7 @@ Epsilon is that of the run itself, at delta 1e-5, for a speaker with all
 recordings: the smaller one of PLD's and RDP's. After the first section cohorts
 have 100 clients of 12,000 and a tenth of the noise on their sum, which leaves
 the noise on the mean as it is and takes a tenth of the time; those runs have no
-epsilon worth a name, and stand for runs with ten times the clients. They differ
+meaningful epsilon, and stand for runs with ten times the clients. They differ
 from these in that a mean of 100 clients varies more by itself.
 
 A WER with a standard deviation is the mean over runs of other random seeds:

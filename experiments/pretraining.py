@@ -631,8 +631,9 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   speakers, utterances = _TUNING_SPEAKERS, _TUNING_UTTERANCES
   paragraphs = [
       '# Private pre-training in miniature',
-      'Written by `python -m experiments.run --suite=pretraining`, which also '
-      'makes the speech.',
+      'Which parts of private BEST-RQ pre-training help, on generated speech. '
+      '`python -m experiments.run --suite=pretraining` makes the speech and '
+      'writes this page.',
       f'BEST-RQ with 64 labels and spans of 60 ms over gated convolutions, '
       f'{weights_lib.num_parameters(specs):,} parameters. Speech is generated '
       f'(`data_tools/synthetic_population.py`): {_SPEAKERS["public"]} public '
@@ -654,8 +655,8 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       'wherever their losses are. Set-ups that were tried before on one '
       'seed each: other rates (.003: the control gained .19 after these steps) '
       'and numbers of steps (100 of 64 utterances: .31 to .37). One model, '
-      'one warm start a seed, speech of one generator: a ranking here is no '
-      'ranking at full size. Where a run was stopped, rows have fewer seeds '
+      'one warm start a seed, speech of one generator: a ranking here need '
+      'not hold at full size. Where a run was stopped, rows have fewer seeds '
       'than others.',
       '## Before training',
       'Cosine of a step\'s noised, clipped mean with the mean of 1,024 '
