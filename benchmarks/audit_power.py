@@ -4,7 +4,7 @@
 
 A run is simulated by its definition, in NumPy: cohorts are drawn, canaries add
 their directions, and noise is added; no code of the mechanism takes part. The
-tests and their verdict are those of an audit (`privacy.residuals`), with its
+tests and their verdict are those of an audit (`privacy.residuals`), at its
 level. The first table has a row a defect and a column a setting, in percent of
 runs; the second the accounted epsilon, and what the bound and the estimate make
 of honest runs.

@@ -147,7 +147,7 @@ def _records() -> list[dict[str, tf.Tensor]]:
 
 
 def _sums(query) -> dict[str, str]:
-  """Digests of three records' clipped sum and of what is released."""
+  """Digests of three records' clipped sum and of its release."""
   records = _records()
   state = queries.set_noise_key(query.initial_global_state(), _KEY)
   params = query.derive_sample_params(state)

@@ -215,7 +215,7 @@ class _BareSteps:
 
 
 class _BareRound:
-  """The same and what a round makes of them, in a loop by hand."""
+  """The same steps and the rest of a round, in a hand-written loop."""
 
   def __init__(
       self,

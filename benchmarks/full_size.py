@@ -128,7 +128,7 @@ def main(_) -> None:
 
 
 class _Lap(NamedTuple):
-  """Cost of a part: its time, its peak of memory, and what it left."""
+  """Cost of a part: its time, peak memory, and memory after it."""
 
   part: str
   seconds: float

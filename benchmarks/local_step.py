@@ -2,9 +2,9 @@ r"""A local step by parts, against the machine's pace of matrix products.
 
     python -m benchmarks.local_step --num_blocks=8 --dim=512
 
-The same batch goes through functions each of which does more than the one
-before: logits, loss, gradients, clipped gradients, whole step; what a part
-takes is the difference to the one before, in the same turn. Features are
+The same batch goes through functions that each do more than the previous one:
+logits, loss, gradients, clipped gradients, whole step. The time of a part is
+the difference to the previous function, in the same turn. Features are
 computed from the same seconds of audio. For comparison: the step without
 dropout, and if asked for with bfloat16 activations (`--bfloat16`). The loss in
 tensor ops (`scan`, for GPUs) has a row next to TensorFlow's op, on the same

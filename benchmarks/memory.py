@@ -1,8 +1,8 @@
 """Memory of this process, and of a program with all processes it started.
 
-Processes are known by a variable in their environment, which they inherit, also
-where they leave their parent. What is summed is PSS, in which a page that n
-processes share counts 1 / n for each.
+Processes are found by a variable in their environment, which they inherit even
+if they leave their parent. The sum is of PSS, which counts a page shared by n
+processes as 1 / n for each.
 """
 
 import os
@@ -27,7 +27,7 @@ def resident_gib() -> float:
 
 
 def reset_peak() -> None:
-  """Resets `peak_gib` to what is resident now."""
+  """Resets `peak_gib` to the present resident size."""
   pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='ascii')
 
 

@@ -4,7 +4,7 @@ r"""Drawing a round's noise: both kernels, and TensorFlow's float32 normal.
 
 For a model's shapes, one after the other, as a round draws them: seconds, the
 ratio to `tf.raw_ops.StatelessRandomNormalV2` in the same turn, CPU seconds (of
-all threads), and what the process' memory grows by at most meanwhile.
+all threads), and the largest growth of the process' memory meanwhile.
 
     python -m benchmarks.noise --bits=12,16,20,24 --modulus_stddevs=3
 
@@ -17,11 +17,11 @@ common to all.
 
     python -m benchmarks.noise --mechanisms=gaussian,blt,banded,distributed
 
-For each mechanism, what it does of a round: at a client, from its update to
-what it sends; at the server, from the sum to the noised sum and the next state.
-Bytes of the state, CPU seconds, their ratio to those of the first mechanism in
-the same turn, and what memory grows by at most. The mechanisms take turns in
-one process, which holds the states of all.
+For each mechanism, its part of a round: at a client, from the update to the
+message; at the server, from the sum to the noised sum and the next state.
+Reports bytes of the state, CPU seconds, their ratio to those of the first
+mechanism in the same turn, and the largest growth of memory. The mechanisms
+take turns in one process, which holds the states of all.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -285,7 +285,7 @@ class _Mechanism(NamedTuple):
 
   Attributes:
     state: The query's.
-    client: From the state and an update to what is sent.
+    client: From the state and an update to the message that is sent.
     server: From the state and the sum to the noised sum and the next state.
     total: Specs of the sum that the server gets, int64.
   """

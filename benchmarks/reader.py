@@ -1,4 +1,4 @@
-r"""The reader alone: thread time an utterance, and how long it holds Python.
+r"""The reader alone: thread time per utterance, and how long it holds the GIL.
 
     python -m benchmarks.reader
     python -m benchmarks.reader --data=SHARDS

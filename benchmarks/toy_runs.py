@@ -1,6 +1,6 @@
 """Whole training runs at toy size, for the kill, soak and digest benchmarks.
 
-Rounds take milliseconds, so that what is measured is the program around them.
+Rounds take milliseconds, so measurements show the program around them.
 Seeds fix all keys, so that two runs can be compared bit for bit.
 """
 
@@ -48,7 +48,7 @@ _SIZES = workload_lib.Workload(
 
 
 def write_corpus(folder: str) -> None:
-  """Writes what the runs train on."""
+  """Writes the training data of the runs."""
   _SIZES.write_corpus(folder)
 
 
@@ -154,7 +154,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Sends what a run prints nowhere."""
+  """Discards the output of a run."""
   with open(os.devnull, 'w', encoding='utf-8') as nowhere:
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(
         nowhere

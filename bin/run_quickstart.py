@@ -145,14 +145,14 @@ def _pace() -> float:
 
 
 def _print_findings(rows: Mapping[str, tables.Row]) -> None:
-  """Prints transcripts, what DP gained on the control, and what it cost."""
+  """Prints transcripts, and the gain of DP over the control and its cost."""
   private, control = rows['federated_dp'], rows['control']
   print('\n'.join(_transcripts(rows)))
   gain = confidence.difference(
       private.errors, control.errors, list(private.words.values())
   )
   ahead = 'is ahead of' if gain.high < 0 else (
-      'is behind' if gain.low > 0 else 'cannot be told from'
+      'is behind' if gain.low > 0 else 'cannot be distinguished from'
   )
   print(
       f'\nFederated + DP {ahead} the control: {tables.interval(gain)} points of'
@@ -173,7 +173,7 @@ def _print_findings(rows: Mapping[str, tables.Row]) -> None:
 
 
 def _transcripts(rows: Mapping[str, tables.Row]) -> list[str]:
-  """Lines: what was said and heard, of speakers spread over the test set."""
+  """Lines: references and hypotheses of speakers spread over the test set."""
   heard = {
       run: rows[run].first.evaluation['hypotheses']
       for run in ('seed', 'federated_dp')

@@ -19,7 +19,7 @@ _MAX_DEPTH = 3
 # Speech hardly shrinks, and tables of text to a tenth.
 _MAX_GROWTH = 100
 _MAX_HEADER_BYTES = 2**20
-# Members that tell of the next one, by a text that is read whole.
+# Members that describe the next one; tarfile reads their text as a whole.
 _HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -71,8 +71,8 @@ class Scratch:
 
     Args:
       source: A folder that holds the split at most three folders deep; an
-        archive that does; or a folder with archives, of which those named for
-        the split are the only ones tried, if there are any.
+        archive that does; or a folder with archives. If some are named for the
+        split, only those are tried.
       split: The split.
       holds_split: Whether a folder holds a split.
       is_named: Whether an archive's file name says that it holds a split.

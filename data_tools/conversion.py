@@ -88,11 +88,11 @@ _NAMESPACE = flags.DEFINE_string(
 _ATTRIBUTES = flags.DEFINE_list(
     'attributes',
     None,
-    'What to keep of what the corpus says of speakers, as gender,age; by'
-    ' default all of it, empty for nothing.',
+    'Attributes of speakers to keep, such as gender,age; by default all that'
+    ' the corpus has, empty for none.',
 )
 _MAX_UTTERANCE_SEC = flags.DEFINE_float(
-    'max_utterance_sec', None, 'Leave out what is longer.', lower_bound=0.1
+    'max_utterance_sec', None, 'Leave out longer utterances.', lower_bound=0.1
 )
 _STRICT = flags.DEFINE_bool(
     'strict',
@@ -447,7 +447,7 @@ def join(
 ) -> utterances_lib.Listing:
   """Utterances, problems and attributes of several listings together."""
   utterances: list[utterances_lib.Utterance] = []
-  # Some problems are those of the whole corpus: each is reported once.
+  # Some problems concern the whole corpus: report each once.
   problems: dict[utterances_lib.Problem, None] = {}
   attributes: dict[str, dict[str, frozenset[str]]] = {}
   for listing in listings:

@@ -20,7 +20,7 @@ from tff_asr.data import audio
 
 @dataclasses.dataclass(frozen=True)
 class ArrowClip(utterances.Clip):
-  """Audio that lies in a row of an Arrow file.
+  """Audio stored in a row of an Arrow file.
 
   Attributes:
     column: The column's name.
@@ -86,7 +86,7 @@ def tables(folder: str) -> Iterator[tuple[str, Any]]:
 
 
 def clips(path: str, table: Any, column: str) -> Iterator[str | ArrowClip]:
-  """Yields the audio of each row: a path, or what lies in the row.
+  """Yields the audio of each row: a path, or the bytes in the row.
 
   Args:
     path: The Arrow file.

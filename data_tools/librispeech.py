@@ -34,7 +34,7 @@ def list_utterances(
   """Lists a split.
 
   Problems are: a transcript without audio, audio without a transcript or with
-  two files, an utterance that occurs twice or lies with another speaker,
+  two files, an utterance that occurs twice or is in another speaker's folder,
   characters outside the tokens, and a line of SPEAKERS.TXT without a gender.
 
   Args:
@@ -134,7 +134,7 @@ def _read_speakers(
     path: str, *, problems: list[utterances.Problem]
 ) -> Iterator[tuple[str, dict[str, str]]]:
   """Speakers and genders; a line has 'ID | F or M | ...' or is a comment."""
-  # Names come after these two and may hold anything, also what is not UTF-8.
+  # Names come after these two and may hold any bytes, even invalid UTF-8.
   with open(path, encoding='utf-8', errors='replace') as f:
     for number, line in enumerate(f, 1):
       if not line.strip() or line.startswith(';'):

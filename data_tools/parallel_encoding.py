@@ -75,7 +75,7 @@ def encode(
         outcomes = future.result()
       except process.BrokenProcessPool:
         pool.shutdown()
-        # The pool does not tell which task crashed it: try this one alone, and
+        # The pool does not say which task crashed it: try this one alone, and
         # start the others again.
         running.clear()
         outcomes = [_encode_alone(run, item) for item in task]
@@ -136,7 +136,7 @@ def _set_up_worker() -> None:
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
   # If its parent was killed, a worker would wait for tasks forever.
   ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  # Decoders written in C print what is wrong with a broken file.
+  # Decoders written in C print messages about broken files.
   null = os.open(os.devnull, os.O_RDWR)
   for descriptor in (0, 1, 2):
     os.dup2(null, descriptor)

@@ -30,7 +30,7 @@ class PartialSplit:
     """Opens or begins a partial split.
 
     Args:
-      output_dir: Where the split shall be in the end, absolute.
+      output_dir: Final folder of the split, absolute.
       identity: What is written, and how; JSON. What another identity left
         behind is deleted.
 
@@ -84,7 +84,7 @@ class PartialSplit:
       os.rename(self.output_dir, replaced)
     os.rename(self.folder, self.output_dir)
     files_lib.sync(os.path.dirname(self.output_dir))
-    # Also what a program left that was killed between the two.
+    # Also removes the leftovers of a program killed between the two renames.
     shutil.rmtree(replaced, ignore_errors=True)
     forget_journal(self.output_dir)
 

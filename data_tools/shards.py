@@ -200,7 +200,7 @@ def _refuse(problems: Sequence[Problem]) -> None:
 def _source_sha256(
     ordered: Iterable[Utterance], problems: Iterable[Problem]
 ) -> str:
-  """A digest of what is to be written, without reading audio."""
+  """A digest of the split's intended contents, without reading audio."""
   digest = hashlib.sha256()
   for utterance in ordered:
     fields = [
@@ -213,7 +213,7 @@ def _source_sha256(
       fields.append(str(os.path.getsize(utterance.cutting.activity_path)))
     path = utterance.audio
     if isinstance(path, utterances_lib.Clip):
-      # Where the folder lies does not matter.
+      # The location of the folder does not matter.
       path, *part = dataclasses.astuple(path)
       fields += map(str, part)
     if not callable(path):
@@ -337,7 +337,7 @@ class _ShardFile:
     """Creates the file with its first record.
 
     Args:
-      folder: Where it lies.
+      folder: Its folder.
       number: The shard's number.
       seen: Fingerprints of all records so far, to leave out copies of them;
         None: copies are kept.
@@ -571,7 +571,7 @@ def _count_copies(
 def _write_attributes(
     folder: str, attributes: speakers.Attributes
 ) -> summaries.Summary:
-  """Writes what is known of speakers, and the summary, next to an index."""
+  """Writes attributes of speakers, and the summary, next to an index."""
   is_changed = speakers.write(folder, attributes)
   summary = summaries.read(folder)
   path = os.path.join(folder, summaries.SUMMARY_FILE)

@@ -130,7 +130,7 @@ def read_json_lines(
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
   """Yields line numbers and objects of a file with a JSON object a line.
 
-  None stands for a line that is none; empty lines are passed over.
+  Yields None for a line that is not an object; skips empty lines.
 
   Raises:
     ValueError: As `read_lines`.

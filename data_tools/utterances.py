@@ -51,7 +51,7 @@ class Clip:
     start_sec: Where the part begins; None: the whole file.
     duration_sec: Its length; None: to the end.
     channels: The channels to average, from 0; None averages all.
-    sample_rate_hz: The file's rate, if that is told; see `audio.read`.
+    sample_rate_hz: The file's rate, if stated; see `audio.read`.
   """
 
   path: str

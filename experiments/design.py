@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
 EPSILON = 'epsilon'
-"""The place on a plot of a row that lies at its own runs' epsilon."""
+"""Plots a row at the epsilon of its own runs."""
 # The macro that a row with several rates tries.
 _RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
 
@@ -171,7 +171,7 @@ class Group:
   Attributes:
     name: Name of one word.
     title: Title of its section.
-    question: What the paper finds, and what is run here.
+    question: The finding of the paper, and the runs here.
     rows: The table.
     x_label: Label of the plot's x axis; None: no plot.
     columns: Names of further columns (`report.COLUMNS`).

@@ -46,7 +46,7 @@ class Folders(NamedTuple):
     return os.path.join(self.data_dir, self.suite.shards.format(speakers))
 
   def log(self, name: str) -> str:
-    """The file of what a job prints."""
+    """The file of a job's output."""
     return os.path.join(self.runs_dir, 'logs', f'{name}.log')
 
   def path(self, run: design.Run) -> str:
@@ -247,7 +247,7 @@ def run_all(
 
 
 def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
-  """Decodes what is shown and not decoded yet, one job a model."""
+  """Decodes the shown models that are not decoded yet, one job each."""
   models, runs = [], {}
   for row in group.rows:
     for run in folders.shown(row):

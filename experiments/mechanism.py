@@ -118,7 +118,7 @@ _SETTINGS = [Setting(clip, split) for clip in _CLIPS for split in _SPLITS]
 
 
 def _cases() -> Iterator[tuple[float, float, str]]:
-  """Clip, noise and optimizer of what is measured: one varies at a time."""
+  """Clip, noise and optimizer of a measurement: one varies at a time."""
   for clip in _CLIPS:
     yield clip, _MAIN_NOISE, _MAIN_STEP
   for noise in _NOISES:
@@ -155,17 +155,17 @@ def measure(
     num_rounds: int = _NUM_ROUNDS,
     cohort_size: int = _COHORT_SIZE,
 ) -> dict[str, Any]:
-  """Measures what clipping and noise leave of the server's step.
+  """Measures how clipping and noise change the server's step.
 
-  The clean mean is that of all deltas of a group, not clipped. A step is that
-  of the server's optimizer after `num_rounds` rounds from the same weights.
+  The clean mean is the mean of a group's deltas, without clipping. A step is
+  that of the server's optimizer after `num_rounds` rounds from the same weights.
 
   Args:
     model: The model.
     weights: Its weights, by name.
-    deltas: Starts the clients' deltas, of which the first num_groups *
-      num_rounds * cohort_size are taken; also to find their median norm.
-    num_groups: Groups of clients, measured apart.
+    deltas: Starts the clients' deltas; the first num_groups * num_rounds *
+      cohort_size are used; also to find their median norm.
+    num_groups: Groups of clients, measured separately.
     num_rounds: Rounds a group.
     cohort_size: Clients a round.
 
@@ -339,7 +339,7 @@ def _stepper(
 ) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
   """From means, float32 [D], to the last of an optimizer's steps with them.
 
-  All from the same weights. `epsilon` is that of LAMB's with a large one.
+  All from the same weights. `epsilon` is LAMB's large epsilon.
   """
   if name == 'mean':
     return lambda means: means[-1]
@@ -488,7 +488,7 @@ def run(
     report: str,
     num_at_once: int,
 ) -> None:
-  """Measures what is missing of some states, and writes the report of all.
+  """Makes the missing measurements of states; writes the report of all.
 
   Args:
     names: Names of states; none: only the report is written; None: all.

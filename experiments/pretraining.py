@@ -98,8 +98,8 @@ class Row:
     batch_size: Expected.
     share: Share of the parameters that are frozen, by scores of the warm start.
     order: Which of them (`layer_freeze`).
-    speech: 'private', 'public', or 'telephone': the private speech without
-      what lies above 3.4 kHz.
+    speech: 'private', 'public', or 'telephone': the private speech below
+      3.4 kHz.
   """
 
   label: str
@@ -349,7 +349,7 @@ class Tuning:
 
 
 class Miniature:
-  """The corpus in memory, and what is measured on it."""
+  """The corpus in memory, and measurements on it."""
 
   def __init__(self, data_dir: str):
     """Makes the corpus, or takes what is there."""
@@ -609,7 +609,7 @@ def _read(data_dir: str, part: str, *, name: str | None = None) -> _Speech:
 
 
 def _narrow(waveform: np.ndarray) -> np.ndarray:
-  """A waveform without what lies above the cutoff, int16 [N]."""
+  """A waveform without frequencies above the cutoff, int16 [N]."""
   spectrum = np.fft.rfft(waveform)
   frequencies = np.fft.rfftfreq(len(waveform), 1 / log_mel.SAMPLE_RATE_HZ)
   spectrum[frequencies > _CUTOFF_HZ] = 0
@@ -618,7 +618,7 @@ def _narrow(waveform: np.ndarray) -> np.ndarray:
 
 
 def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
-  """The report, Markdown, of what is measured so far.
+  """The report, Markdown, of the results so far.
 
   Args:
     results: By seed: `losses` by row's label (and 'warm start'), `cosines`,
@@ -830,12 +830,12 @@ def run(
     runs_dir: str,
     report_path: str,
 ) -> None:
-  """Runs what is missing of some rows, and writes the report of all.
+  """Makes the missing runs of some rows, and writes the report of all.
 
   Args:
     names: Labels of rows; none: only the report is written; None: all.
     data_dir: Where the shards are or go.
-    runs_dir: Where results.json is or goes, which keeps what is measured.
+    runs_dir: Where results.json, the file of results, is or goes.
     report_path: The report's file.
 
   Raises:

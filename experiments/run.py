@@ -79,7 +79,7 @@ def run(
     source: Optional[str],
     num_at_once: int,
 ) -> None:
-  """Runs what is missing of groups, and writes the report of all groups.
+  """Makes the missing runs of groups, and writes the report of all groups.
 
   Args:
     names: Groups to run; none: only the report is written; None: all.

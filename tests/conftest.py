@@ -48,7 +48,7 @@ def same_tff_context():
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-  """Frees what a slow test has traced.
+  """Frees the graphs that a slow test has traced.
 
   TensorFlow keeps the kernels of all functions that were called, some 200 MB of
   a model's training: ninety experiments in one process took all memory.

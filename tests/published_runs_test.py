@@ -306,7 +306,7 @@ class RecipeTest(parameterized.TestCase):
 
 
 class PretrainingRowsTest(parameterized.TestCase):
-  """docs/pretraining.md: each row binds, and costs what it says."""
+  """docs/pretraining.md: each row binds, and has the stated epsilon."""
 
   def test_each_row_binds_and_has_its_epsilon(self):
     rows = _table('docs/pretraining.md', 'ssl')

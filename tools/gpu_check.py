@@ -132,7 +132,7 @@ def run_row(run: Callable[[], str]) -> tuple[str, str]:
 
 
 class NotRun(Exception):  # pylint: disable=g-bad-exception-name
-  """The machine lacks what a check needs; the message says what."""
+  """The machine lacks a requirement of a check; the message names it."""
 
 
 class Check:
@@ -406,7 +406,7 @@ class Check:
     return f'{len(self._devices)} devices, {_compare_bits(one, found)}'
 
   def _step(self, dtype: str, *, jit: bool = False) -> str:
-    self._forget_peak()
+    self._reset_peak()
     model = self._model(
         self._large, loss_kernel='scan', activation_dtype=dtype
     )
@@ -438,7 +438,7 @@ class Check:
 
   def _round(self, sizes: workload_lib.Workload, **options) -> str:
     """Rounds of a large model; `options` are those of `_round_of`."""
-    self._forget_peak()
+    self._reset_peak()
     change, seconds = self._round_of(sizes, **options)
     if not all(np.all(np.isfinite(each)) for each in change):
       raise Failed('weights are not finite')
@@ -459,8 +459,8 @@ class Check:
     )
     return dataclasses.replace(model, **options)
 
-  def _forget_peak(self) -> None:
-    """Begins to measure what a row takes of the device."""
+  def _reset_peak(self) -> None:
+    """Starts measuring the device memory of a row."""
     if self._kind == 'GPU':
       tf.config.experimental.reset_memory_stats(self._device)
 

@@ -177,8 +177,8 @@ def first_failure(output: str) -> str | None:
 def _run(copy: pathlib.Path, tests: Sequence[str]) -> tuple[int, str]:
   """Returns pytest's exit code and output, up to the first failure.
 
-  In a fork of this process, which has loaded the libraries and nothing of the
-  project: to load them takes longer than most of the tests.
+  Runs in a fork of this process, which has loaded the libraries but no module
+  of the project: loading them takes longer than most of the tests.
   """
   with tempfile.TemporaryFile() as output:
     child = multiprocessing.get_context('fork').Process(

@@ -32,7 +32,7 @@ _DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
 def accounts(
     path: str, *, delta: float | None = None
 ) -> Iterator[dict[str, Any]]:
-  """Yields what a ledger charges for each privacy unit, for JSON.
+  """Yields the charges of a ledger for each privacy unit, for JSON.
 
   Args:
     path: The ledger.

@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
-  """Changes links to what lies elsewhere on the site."""
+  """Changes links to pages that are elsewhere on the site."""
   if page.file.src_uri in (_README, *_FILES):
     markdown = re.sub(r'(\]\(|\]: )docs/', r'\1', markdown)
   markdown = markdown.replace('](../', '](')

@@ -39,7 +39,7 @@ BFLOAT16_UPDATE_TOLERANCE = 1e-1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """Sizes and rates; nothing random but the noise.
+  """Sizes and rates; only the noise is random.
 
   Attributes:
     num_blocks: Number of blocks of the transformer.
@@ -197,7 +197,7 @@ def heard(output: str) -> list[dict[str, Any]]:
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-  """Norm of the difference over the norm of what is expected."""
+  """Norm of the difference over the norm of the expected value."""
   if found.shape != expected.shape:
     raise ValueError(f'Found shape {found.shape}, expected {expected.shape}.')
   norm = np.linalg.norm(expected.astype(np.float64))

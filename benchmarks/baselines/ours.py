@@ -1,6 +1,6 @@
 """Our side of a job: the model, its corpus, and what twins are checked against.
 
-Everything random is off but the noise on the sum: no dropout, no layer drop, no
+All randomness except the noise on the sum is off: no dropout, no layer drop, no
 SpecAugment, no shift of positions. Every client has one utterance of noise of
 its own, again and again, so that a shuffled pass has the same batches.
 """

@@ -77,7 +77,7 @@ class CtcTransformer(nn.Module):
     self.head = nn.Linear(job.dim, job.vocab_size)
     half = np.arange(job.dim) // 2
     frequencies = _FREQ_SCALE * np.exp(-2 * half * math.log(1e4) / job.dim)
-    # Constants, no part of what is trained or sent.
+    # Constants: neither trained nor sent.
     self.register_buffer(
         'frequencies', _float32(frequencies), persistent=False
     )

@@ -140,7 +140,7 @@ def _session(session: int) -> list[psutil.Process]:
 
 
 def _environment() -> dict[str, str]:
-  """Without what the tests set for themselves: a program is quiet alone."""
+  """The environment without the tests' settings, as a user has it."""
   environment = {
       name: value
       for name, value in os.environ.items()

@@ -91,7 +91,7 @@ class ArchivesTest(cases.TestCase):
     self.assertFalse(os.path.exists(self.evil))
 
   def test_an_archive_that_expands_without_bound_is_refused(self):
-    # A gigabyte of zeros in a megabyte, of which nothing is written.
+    # A megabyte that expands to a gigabyte of zeros; nothing is written.
     with tarfile.open(self.archive, 'w') as tar:
       tar.addfile(_member('a', size=2**20), io.BytesIO(bytes(2**20)))
       tar.addfile(_member('b', size=2**40))

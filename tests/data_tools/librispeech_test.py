@@ -188,7 +188,7 @@ class LibriSpeechTest(cases.TestCase):
         for name in ('folder', 'archive')
     )
     self.assertIn(b'speakers.tsv', folder)
-    # What is unpacked on the way lies in a folder of the owner alone.
+    # Only the owner can read the folder of unpacked files.
     self.assertEqual(modes, [0o700])
     self.assertEqual(folder, archive)
     with open(self.source / 'published/dev.tar.gz', 'r+b') as f:

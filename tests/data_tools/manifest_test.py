@@ -197,7 +197,7 @@ class ManifestTest(parameterized.TestCase):
             | ({} if channel is None else {key: channel})
             for path, name, channel in zip(paths, speakers, chosen)
         ]
-        # Also where the first row says nothing of channels.
+        # Also if the first row has no channel.
         rows.sort(key=lambda row: key in row)
         self.check_channels(
             self.write('m.jsonl', '\n'.join(map(json.dumps, rows)))
@@ -285,7 +285,7 @@ class ManifestTest(parameterized.TestCase):
         ('its_own_file', 'a/2.flac,bob,x,,0,0.3,', False),
         ('the_speaker_again', 'a/1.wav,ann,x,1,0,0.3,', False),
         ('after_it', 'a/1.wav,bob,x,,0.3,0.1,', False),
-        # Someone who says a word meanwhile: told, and kept.
+        # Another speaker says a word meanwhile: reported, and kept.
         ('a_word_in_it', 'a/1.wav,bob,x,,0.1,0.1,', False),
     ):
       with self.subTest(name), self.assertLogs(level='WARNING') as logs:

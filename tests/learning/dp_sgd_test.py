@@ -362,7 +362,7 @@ class DpSgdTest(parameterized.TestCase):
       share = np.sqrt(sizes[name] / sum(sizes.values()))
       self.assertLessEqual(np.linalg.norm(exact[name]), 1.01e-3 * share)
     self.assertAlmostEqual(_norm(exact) / 1e-3, 1, delta=0.05)
-    # Nothing of frozen layers is in what is summed, or in the optimizer.
+    # Neither the sum nor the optimizer has frozen layers.
     state = _build(frozen=frozen, optimizer=_ADAM).initialize()
     self.assertEqual(list(state.finalizer['accumulator']), live)
 

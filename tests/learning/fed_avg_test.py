@@ -240,7 +240,7 @@ class PlainFederatedAverageTest(parameterized.TestCase):
       )
 
   def test_lamb_with_a_schedule_epochs_clips_and_drawn_cohorts(self):
-    # Everything of a private run but the noise; one cohort is empty.
+    # A private run without noise; one cohort is empty.
     clip, cohort_size, seed = 0.3, 2, 11
     client_ids = fakes.client_data().client_ids
     key = keys.from_seed(8363)  # Chosen for these cohorts.

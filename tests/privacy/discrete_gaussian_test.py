@@ -38,7 +38,7 @@ def _p_value(draws: np.ndarray, stddev: float) -> float:
 
 
 def _probabilities(stddev: float) -> np.ndarray:
-  """P(k) of what is drawn, for k from -22 s to 22 s."""
+  """P(k) of the sampler, for k from -22 s to 22 s."""
   whole = [0, *discrete_gaussian._Table(stddev).borders, 2**512]
   return np.array([(b - a) / 2**512 for a, b in zip(whole, whole[1:])])
 

@@ -151,7 +151,7 @@ def _missing_in_an_element():
 
 
 def _forgotten():
-  """Correlated noise of which nothing is taken back."""
+  """Correlated noise that never cancels earlier noise."""
   process = correlated_noise.CorrelatedNoise
   next_noise = process.next
 

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.programs.pretraining and of what it is made of."""
+"""Tests of tff_asr.programs.pretraining and its parts."""
 
 import dataclasses
 import functools

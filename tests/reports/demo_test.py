@@ -41,7 +41,7 @@ def _tone(seconds: float, *, rate_hz: int = 16000, **options) -> bytes:
 
 
 class _Model:
-  """Hears the same in everything, and keeps what it was given."""
+  """Gives one transcript for all audio, and keeps its inputs."""
 
   def __init__(self, text: str):
     self.text = text

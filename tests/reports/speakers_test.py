@@ -10,7 +10,7 @@ from tff_asr.reports import tables
 
 
 def _run(errors, attributes=None, *, name='run') -> runs.Run:
-  """Of each speaker wrong words and words; and what is known of them."""
+  """A run with each speaker's wrong words, words, and attributes."""
   return runs.Run(
       name=name, path=name, configuration='', settings={}, metrics={},
       evaluation={} if attributes is None else {'attributes': attributes},

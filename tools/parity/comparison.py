@@ -1,4 +1,4 @@
-"""Table of two sides' results: what is measured, found, tolerated, and why not.
+"""Table of two sides' results: measures, distances, tolerances and reasons.
 
 Each side writes arrays by name (.npz) and texts by name (.json). A row looks at
 all names under a prefix, and measures how far ours are from theirs:

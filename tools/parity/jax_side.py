@@ -3,7 +3,7 @@
     PYTHON tools/parity/jax_side.py AUTHORS FOLDER
     PYTHON tools/parity/jax_side.py checkpoint MODEL.bin MODEL.npz
 
-PYTHON has the packages of requirements-parity.txt and nothing of TensorFlow;
+PYTHON has the packages of requirements-parity.txt, without TensorFlow;
 AUTHORS is a checkout of ml-pfl4asr. The first form reads FOLDER/inputs.{npz,
 json}, written by `tf_side`, and writes FOLDER/theirs.{npz,json}. The second
 writes a checkpoint's parameters by name.

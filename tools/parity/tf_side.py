@@ -97,7 +97,7 @@ _SCHEDULES = {
     'fl_ls_100_to_cv': ('cv_en_federated_from_ls',),
     'pfl_ls_100_to_cv': ('cv_en_dp_from_ls',),
 }
-# A sentence for each rule of the text, and what the rules do not foresee.
+# A sentence for each rule of the text, and cases that no rule covers.
 _EDGES = (
     'What? No!', 'a well-known man', 'wait - what -no- yes', 'wait—what – now',
     'and/or', "it's", 'it’s James’ dog', '‘Stop’, he said.', '“Quoted” words',
