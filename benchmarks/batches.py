@@ -256,8 +256,8 @@ def seen(num_rounds: int) -> dict[str, float]:
         fn_output_signature=tf.TensorSpec([None], tf.int64),
     )
 
-  heard = {'theirs': set(), 'ours': set()}
-  unseen = {name: float(count) for name in heard}
+  used = {'theirs': set(), 'ours': set()}
+  unseen = {name: float(count) for name in used}
   for round_num in range(num_rounds):
     generator = np.random.default_rng(round_num)
     orders = {
@@ -273,13 +273,13 @@ def seen(num_rounds: int) -> dict[str, float]:
         batches = pack(lengths[chunk], most)
         for number in generator.permutation(len(batches)):
           if steps < num_steps:
-            heard[name].update(chunk[batches[number]].tolist())
+            used[name].update(chunk[batches[number]].tolist())
             now += len(batches[number])
             steps += 1
         if steps == num_steps:
           break
       unseen[name] *= 1 - now / count
-  return {name: len(found) for name, found in heard.items()} | {
+  return {name: len(found) for name, found in used.items()} | {
       f'{name} expected': count - rest for name, rest in unseen.items()
   }
 
@@ -325,7 +325,7 @@ def main(_) -> None:
   found = {
       setting.name: figures_of(setting, _CLIENTS.value) for setting in SETTINGS
   }
-  heard = seen(_ROUNDS.value)
+  used = seen(_ROUNDS.value)
   share = shares()
   table = [[
       '', 'batches, theirs/ours', 'fill', 'padding', 'sizes', 'padded sizes',
@@ -342,12 +342,12 @@ def main(_) -> None:
     ])
   report.write(
       f'{_CLIENTS.value} clients. Of 3,000 utterances in {_ROUNDS.value} rounds'
-      f' of 10 steps: theirs {heard["theirs"]:,} (expected'
-      f' {heard["theirs expected"]:,.1f}), ours {heard["ours"]:,} (expected'
-      f' {heard["ours expected"]:,.1f}). A speaker of 12 %: most of a step'
+      f' of 10 steps: theirs {used["theirs"]:,} (expected'
+      f' {used["theirs expected"]:,.1f}), ours {used["ours"]:,} (expected'
+      f' {used["ours expected"]:,.1f}). A speaker of 12 %: most of a step'
       f' theirs {share["theirs most"]:.3f}, ours {share["ours most"]:.3f}.',
       table,
-      {'passes': found, 'seen': heard, 'shares': share},
+      {'passes': found, 'seen': used, 'shares': share},
   )
 
 

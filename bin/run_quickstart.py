@@ -174,18 +174,18 @@ def _print_findings(rows: Mapping[str, tables.Row]) -> None:
 
 def _transcripts(rows: Mapping[str, tables.Row]) -> list[str]:
   """Lines: references and hypotheses of speakers spread over the test set."""
-  heard = {
+  decoded = {
       run: rows[run].first.evaluation['hypotheses']
       for run in ('seed', 'federated_dp')
   }
-  step = max(1, len(heard['seed']) // _NUM_TRANSCRIPTS)
+  step = max(1, len(decoded['seed']) // _NUM_TRANSCRIPTS)
   lines = []
   for number in range(0, step * _NUM_TRANSCRIPTS, step):
-    if number < len(heard['seed']):
-      lines.append(f'reference       {heard["seed"][number]["reference"]}')
+    if number < len(decoded['seed']):
+      lines.append(f'reference       {decoded["seed"][number]["reference"]}')
       lines += [
           f'{_RUNS[run].split(" (")[0]:15} {texts[number]["text"]}'
-          for run, texts in heard.items()
+          for run, texts in decoded.items()
       ]
   return lines
 

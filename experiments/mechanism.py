@@ -158,7 +158,7 @@ def measure(
   """Measures how clipping and noise change the server's step.
 
   The clean mean is the mean of a group's deltas, without clipping. A step is
-  that of the server's optimizer after `num_rounds` rounds from the same weights.
+  the server optimizer's after `num_rounds` rounds from the same weights.
 
   Args:
     model: The model.

@@ -10,8 +10,8 @@ in separate virtual environments, so this module needs NumPy alone.
     clients.npz   waveforms int16 [clients, utterances, N], and their labels
     corpus        the same utterances as our shards
 
-A baseline prints what it has measured as lines of its standard output, between
-those of its libraries.
+A baseline prints its measurements as lines on standard output, among the lines
+of its libraries.
 
   B: batch size. T: feature frames. F: mel bins. U: label length. N: samples.
 """

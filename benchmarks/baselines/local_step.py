@@ -4,9 +4,9 @@ r"""Our compiled local step against the same model in PyTorch and JAX.
     python -m benchmarks.baselines.local_step --json=results/baseline_steps.json
 
 A step is forward, CTC, backward, clip by global norm and SGD on a batch of
-features that lies ready: 4 utterances of 2.5 s. Before a baseline measures, its
-loss (to 1e-4) and gradients (to 1e-3 of each weight's norm) on another batch,
-of utterances of several lengths, must be ours; it fails otherwise. Nothing is
+features in memory: 4 utterances of 2.5 s. Before a baseline measures, its loss
+(to 1e-4) and gradients (to 1e-3 of each weight's norm) on another batch, of
+utterances of several lengths, must equal ours; it fails otherwise. Nothing is
 random: no dropout, no layer drop, no shift of positions.
 
 The programs take turns, each alone on the machine; each turn starts from the

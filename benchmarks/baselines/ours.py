@@ -1,8 +1,8 @@
-"""Our side of a job: the model, its corpus, and what twins are checked against.
+"""Our side of a job: the model, its corpus, and the twins' expected values.
 
 All randomness except the noise on the sum is off: no dropout, no layer drop, no
-SpecAugment, no shift of positions. Every client has one utterance of noise of
-its own, again and again, so that a shuffled pass has the same batches.
+SpecAugment, no shift of positions. Every client repeats one utterance of noise,
+different for each client, so that a shuffled pass has the same batches.
 """
 
 import functools

@@ -5,10 +5,10 @@ r"""Our federated round against TFF's native context, pfl and Flower.
 
 All do the same work: the same initial weights, clients, batches and local SGD
 steps with clipped gradients; each client's whole update clipped to one norm,
-the sum with noise, its mean added to the weights. That it is the same is
-checked: in each turn, the update of the first round must be ours to 1e-2 of
-its norm (the noise is far below), and the benchmark fails otherwise. All
-compute features from 16-bit samples, which lie in memory; ours come from shards
+the sum with noise, its mean added to the weights. This is checked: in each
+turn, the update of the first round must equal ours to 1e-2 of its norm (the
+noise is far smaller), or the benchmark fails. All compute features from 16-bit
+samples, which are in memory; ours come from shards
 on disk in the first round, and TFF's native context reads them in each. Names
 with `2 at once` train two clients at the same time: we in threads of a process,
 pfl, through PyTorch's launcher, and Flower in a process each. With --bfloat16

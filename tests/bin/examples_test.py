@@ -107,11 +107,11 @@ class ExamplesTest(parameterized.TestCase):
     refused = in_process.run('bin/transcribe.py', f'--run={run}', recording)
     self.assertEqual(refused.code, 1)
     self.assertIn('--trust_code=FOLDER', refused.stderr)
-    heard = in_process.run(
+    transcribed = in_process.run(
         'bin/transcribe.py', f'--run={run}',
         f'--trust_code={_EXAMPLES / "model"}', recording,
     )
-    self.assertEqual(heard.code, 0, heard.stderr)
+    self.assertEqual(transcribed.code, 0, transcribed.stderr)
 
   @parameterized.parameters('sign_mean', 'robust')
   def test_an_aggregator_is_labelled_not_private(self, name):

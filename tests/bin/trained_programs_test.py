@@ -150,17 +150,17 @@ class TrainedProgramsTest(absltest.TestCase):
     finished = self.run_program(
         'transcribe', f'--run={self.run_dir}', '--format=json', self.audio
     )
-    heard = {
+    transcripts = {
         os.path.splitext(os.path.basename(each['file']))[0]: each['text']
         for each in json.loads(finished.stdout)
     }
-    self.assertEqual(heard, self.evaluated)
-    self.assertNotEmpty(''.join(heard.values()))
+    self.assertEqual(transcripts, self.evaluated)
+    self.assertNotEmpty(''.join(transcripts.values()))
 
   def assert_transcribes(self, folder: str) -> None:
     path = os.path.join(self.audio, 'ann-0.flac')
-    heard = self.run_program('transcribe', f'--run={folder}', path)
-    self.assertEqual(heard.stdout, f'{self.evaluated["ann-0"]}\n')
+    transcripts = self.run_program('transcribe', f'--run={folder}', path)
+    self.assertEqual(transcripts.stdout, f'{self.evaluated["ann-0"]}\n')
 
   def test_weights_and_parts_alone_transcribe_and_nothing_else_goes_out(self):
     output_dir = os.path.join(self.root, 'copied')
@@ -217,19 +217,19 @@ class TrainedProgramsTest(absltest.TestCase):
   def test_demo_gives_the_transcripts_of_the_evaluation(self):
     path = os.path.join(self.audio, 'ann-0.flac')
     copy = shutil.copytree(self.run_dir, os.path.join(self.root, 'copy'))
-    heard = []
+    transcripts = []
 
     def serve(server):
       recording = pathlib.Path(path).read_bytes()
       answer = server.transcribe(recording, reference='')
-      heard.extend(each['text'] for each in answer['hypotheses'])
+      transcripts.extend(each['text'] for each in answer['hypotheses'])
 
     with mock.patch.object(demo.Server, 'serve_forever', serve):
       finished = self.run_program(
           'demo', self.run_dir, f'again={copy}', '--port=0'
       )
     self.assertRegex(finished.stdout, r'Open http://127.0.0.1:\d+/ in a bro')
-    self.assertEqual(heard, [self.evaluated['ann-0']] * 2)
+    self.assertEqual(transcripts, [self.evaluated['ann-0']] * 2)
     finished = in_process.run('bin/demo.py', f'both={self.run_dir},{copy}')
     self.assertIn('error: both has several runs', finished.stderr)
 

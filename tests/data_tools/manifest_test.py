@@ -166,14 +166,14 @@ class ManifestTest(parameterized.TestCase):
     """Checks that ann has the tone, bob the silence and eve both's mean."""
     listing = manifest.list_utterances(path, **settings)
     self.assertEmpty(listing.problems)
-    heard = {
+    peaks = {
         u.client_id: np.max(np.abs(u.audio.read(collections.Counter())))
         for u in listing.utterances
     }
     # The tone has an amplitude of a quarter.
-    self.assertAlmostEqual(heard.pop('ann'), 2**13, delta=100)
-    self.assertLess(heard.pop('bob'), 3)
-    for value in heard.values():
+    self.assertAlmostEqual(peaks.pop('ann'), 2**13, delta=100)
+    self.assertLess(peaks.pop('bob'), 3)
+    for value in peaks.values():
       self.assertAlmostEqual(value, 2**12, delta=100)
 
   def test_channels_of_tables_and_json_lines_are_told_apart(self):
@@ -759,12 +759,12 @@ class ManifestTest(parameterized.TestCase):
     )
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertIn('NOT PRIVATE', finished.stdout)
-    heard = in_process.run(
+    transcribed = in_process.run(
         'bin/transcribe.py', f'--run={run}', '--format=json',
         str(self.root / 'b/2.mp3'),
     )
-    self.assertEqual(heard.code, 0, heard.stderr)
-    (transcript,) = json.loads(heard.stdout)
+    self.assertEqual(transcribed.code, 0, transcribed.stderr)
+    (transcript,) = json.loads(transcribed.stdout)
     self.assertLessEqual(set(transcript['text']), set(" '-aj"))
 
   @parameterized.parameters(
