@@ -141,7 +141,8 @@ class SecureSum:
   Attributes:
     bits: Bits of an element of the sum.
     num_clients: Number of clients of each round.
-    min_clients: Clients whose noise the guarantee needs; others may drop out.
+    min_clients: The guarantee needs the noise of this many; others may drop
+      out.
   """
 
   bits: int

@@ -41,7 +41,7 @@ class Adaptation:
   """Settings of adaptive clips.
 
   Attributes:
-    target_quantile: Share of clients whose layer should stay unclipped, in
+    target_quantile: Share of clients that should have a layer unclipped, in
       [0, 1].
     learning_rate: A round changes the logarithm of a clip by at most this.
     count_noise_ratio: r, the noise multiplier of the counts over that of the
@@ -199,6 +199,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
         num_clips=num_clips,
         clip_in_steps=1 / self._clipper.first_step_over_clip(),
     )
+    # Counts of 1/2 in H layers have the norm sqrt(H) / 2; shares are over n.
     share_stddev = (
         adaptation.count_noise_ratio
         * noise_multiplier

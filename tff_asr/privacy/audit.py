@@ -361,6 +361,7 @@ def _stddev(values: np.ndarray) -> float:
   # 1 / sqrt(2 K) is the standard error of s.
   if abs(found - 1) <= 3 / math.sqrt(2 * len(values)):
     return 1.0
+  # Equal scores have deviation 0, which would be divided by.
   return max(found, 1e-12)
 
 

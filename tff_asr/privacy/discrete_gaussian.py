@@ -24,8 +24,8 @@ from tff_asr.privacy import host_op
 from tff_asr.privacy import keys
 from tff_asr.privacy import numpy_ops
 
-# Below, sums are not Gaussian enough; above, tables are large and nothing is
-# gained.
+# Below, sums are too far from a Gaussian; above, tables are large without any
+# benefit.
 MIN_STDDEV, MAX_STDDEV = 2.0, 4096.0
 # What rounding a Gaussian to integers takes off the variance.
 VARIANCE_OF_ROUNDING = 4.0

@@ -277,6 +277,7 @@ class DistributedSumQuery:
     self._size = self.num_noised
     if rotation == 'dft':
       num_blocks, length = _padded(self._size)
+      # The padding gets noise and is charged, too.
       self._size = 2 * num_blocks * length
     self.plan = choose_parameters(
         num_elements=self._size,

@@ -162,7 +162,7 @@ def round_identity(
     state_digest: Digest of the server state that clients and noise depend on.
   """
   checks.non_negative_int(noise_counter=noise_counter, round_num=round_num)
-  # As JSON, whose delimiters keep the parts apart.
+  # As JSON: its delimiters keep the parts apart.
   parts = [
       keys.to_bytes(noise_key).hex(), noise_counter,
       keys.to_bytes(sampler_key).hex(), round_num, configuration, state_digest,

@@ -62,6 +62,7 @@ class Toeplitz:
 
   def __post_init__(self):
     for name in ('output_scale', 'buf_decay'):
+      # The dataclass is frozen; states give arrays, and JSON gives lists.
       object.__setattr__(
           self, name, tuple(int(value) for value in getattr(self, name))
       )
@@ -189,9 +190,9 @@ def check_num_rounds(num_rounds: int) -> None:
 class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
   """A round of x + C^-1 w, w Gaussian of z clips on each element.
 
-  It has no cost of its own: T rounds together cost one Gaussian of z over the
-  strategy's sensitivity (`accounting.compose`). No accountant takes it, so that
-  it cannot be charged as T Gaussians.
+  Rounds are not charged one by one: T rounds together cost one Gaussian of z
+  over the strategy's sensitivity (`accounting.compose`). No accountant takes
+  this event, so that it cannot be charged as T Gaussians.
 
   Attributes:
     noise_multiplier: z.
@@ -263,6 +264,7 @@ def optimize(
   scales = _scales(decays, inverse_decays)
   # Rounded down, the conditions of `Toeplitz` stay true.
   return Toeplitz(
+      # At least one step, since scales must be positive.
       output_scale=tuple(max(1, math.floor(scale * _ONE)) for scale in scales),
       buf_decay=tuple(math.floor(decay * _ONE) for decay in decays),
   )
@@ -333,6 +335,7 @@ def _squared_sensitivity(column: np.ndarray, min_sep: int) -> np.ndarray:
       [*column.shape[:-1], -1, min_sep]
   )
   total = np.cumsum(rows, axis=-2).reshape([*column.shape[:-1], -1])
+  # Without the rounds that were only padding.
   return np.square(total[..., :num_rounds]).sum(axis=-1)
 
 

@@ -1,7 +1,7 @@
 """Faults of a round: failed clients, divergence, and shortages.
 
 A failed client (its data could not be read, or its work raised an error) is not
-in the sum. A client whose update is not finite counts as zeros. In both cases
+in the sum. An update that is not finite counts as zeros. In both cases
 the sum is as if the client had sent zeros, and it is always divided by the
 expected cohort size, so noise, sensitivity and accounting do not change. Where
 clients draw the noise, a failed client's share of it is missing
@@ -61,9 +61,9 @@ class FaultSettings:
   """What a federated run does about faults.
 
   Attributes:
-    max_failed_share: Share of a round's clients that may fail, including those
-      whose update is not finite. None: the execution context alone limits
-      failures, and updates that are not finite have no limit.
+    max_failed_share: Share of a round's clients that may fail or send an update
+      that is not finite. None: the execution context alone limits failures, and
+      updates that are not finite have no limit.
     on_divergence: 'stop' ends the run when a round diverges; 'roll_back' undoes
       the round, which stays charged.
   """
@@ -100,7 +100,7 @@ class FaultSettings:
       shows_exact: Whether to log failures; counts and causes are private.
 
     Returns:
-      How many failed, without those whose update was not finite.
+      How many failed, not counting updates that were not finite.
 
     Raises:
       TooManyFailuresError: More failed than `max_failed_share`.

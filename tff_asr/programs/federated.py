@@ -202,7 +202,7 @@ def flatten(
     else:
       released[name] = value
   trained = exact.pop('num_trained')
-  # Means over clients leave out those whose delta is not finite.
+  # Means over clients leave out deltas that are not finite.
   finite = exact['num_clients'] - exact['num_non_finite']
   for mean, total, count in (
       ('train_loss', 'loss_sum', exact['num_utterances']),

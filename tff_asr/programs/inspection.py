@@ -58,6 +58,7 @@ def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
       the file and the clients.
   """
   read = {os.path.basename(f.rstrip('/')): summaries.read(f) for f in folders}
+  # Folders of the same name are told apart by their paths.
   if len(read) < len(folders):
     read = {folder: summaries.read(folder) for folder in folders}
   lines = [summaries.table(read)]

@@ -38,7 +38,7 @@ from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
 
-# Public examples whose gradients are measured at the end.
+# Number of public examples for the gradient norms at the end.
 _NUM_MEASURED = 256
 
 # Sum of squared gradient norms by layer, of public runs; else empty.
@@ -300,7 +300,7 @@ class MaskedEvaluation(NamedTuple):
 
   Attributes:
     loss: Mean over utterances of their mean cross-entropy, in nats.
-    accuracy: Share of frames whose best label is the right one.
+    accuracy: Share of frames at which the predicted label is right.
     most_frequent: Share of the most frequent label: the best accuracy of a
       model that always predicts one label.
     label_perplexity: Number of labels in use, as if used evenly (`quantizer`);

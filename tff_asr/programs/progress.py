@@ -59,6 +59,7 @@ class Progress:
     if self._stream.isatty():
       self._stream.write(_REDRAW + self._line(now))
     elif (
+        # The last line is always written.
         self._done >= self._total
         or now - self._last_line >= _SECONDS_BETWEEN_LINES
     ):

@@ -1,10 +1,11 @@
 """Public data of a run, checked against the data that it promises to protect.
 
 A guarantee assumes that the seed model, the dev set and the layer scores are
-public. It is void for a speaker who was trained on without noise for that seed
-model, or whose error rates on the dev set are published. So a run is refused
-if some private speaker is among them; with `on_shared_data='not_private'` it
-trains, and is called NOT PRIVATE with the reason.
+public. It is void for a speaker if the seed model was trained on that speaker
+without noise, or if error rates of that speaker are published with the dev set.
+A run with such a private speaker is refused. With
+`on_shared_data='not_private'` it trains, and its report says NOT PRIVATE and
+why.
 
 Speakers are compared by id, within the namespace of their corpus: LibriSpeech
 and Libri-Light number the same readers of LibriVox; an AN4 speaker of the same
@@ -256,7 +257,7 @@ def count_overlap(
   """Counts the speakers of a data set who are private in a run's training.
 
   Args:
-    run: The folder of the run whose model was evaluated.
+    run: The folder of the run with the evaluated model.
     client_data: The data set.
   """
   private = _read_speakers(each for each in read(run) if each.is_private)

@@ -156,7 +156,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
     settings: Intervals of evaluations and saved states.
     privacy: Budget and keys of private training.
     evaluator: Evaluates weights on a public dev set, or None.
-    init_from_run: Folder of a run whose model training starts from.
+    init_from_run: Folder of the run that provides the initial model, or None.
     on_shared_data: What to do if data that are called public share speakers
       with private ones: 'refuse', or 'not_private' to train without a
       guarantee. See `public_data`.
@@ -417,7 +417,7 @@ def check_public_data(
 
 
 class _OpenRun(NamedTuple):
-  """A run whose folder and ledger are open.
+  """A run with its folder and ledger open.
 
   Attributes:
     training: Its configuration.
@@ -705,6 +705,7 @@ def format_metrics(
   if 'store_bytes' in found:
     found['store'] = found['store_bytes'] / 1e9
   shown = {
+      # NaN is a mean over no clients or utterances.
       label: 'none' if math.isnan(found[name]) else text(found[name])
       for name, (label, text) in _DISPLAYED.items()
       if name in found

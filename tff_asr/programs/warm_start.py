@@ -192,6 +192,7 @@ def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
         'warm start that has ended.'
     )
   try:
+    # The csv module needs line ends as they are.
     table = io.StringIO(files.read(path).decode(), newline='')
     rows = csv.DictReader(table, strict=True)
     scores = {row['layer']: float(row['score']) for row in rows}

@@ -145,6 +145,7 @@ def _public_counts(run: runs_lib.Run) -> tuple[bool, bool, bool]:
     stated = run.privacy or {'rounds': 0, 'inherited_rounds': 0}
     if stated['rounds'] == stated['inherited_rounds']:
       return True, True, True  # No epsilon covers these data.
+  # No guarantee, so no count needs protection.
   if run.epsilon == math.inf:
     return True, True, True
   # An epsilon takes the number of its privacy units to be public, and no more.

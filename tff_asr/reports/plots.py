@@ -382,6 +382,7 @@ def plot_wer_vs(
         ],
         [100 * point.rate for point in points],
         yerr=[100 * point.deviation for point in points],
+        # Categories have no order, so no line joins them.
         fmt='o' if words else 'o-', markersize=4, capsize=3, label=name or None,
     )
   axes.set_ylabel('WER % of the test speakers')

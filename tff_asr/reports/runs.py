@@ -135,6 +135,7 @@ class Run:
     """
     paths = glob.glob(os.path.join(self.path, run_dir.TENSORBOARD, 'events.*'))
     found = {}
+    # Oldest first, so that a later release of a round replaces an earlier one.
     for path in sorted(paths, key=os.path.getmtime):
       # The last record of a run in progress may be incomplete.
       with contextlib.suppress(tf.errors.DataLossError):

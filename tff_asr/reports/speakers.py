@@ -90,5 +90,6 @@ def _group(errors: Sequence[word_errors.WordErrors]) -> Group:
   found = confidence.rate(
       [each.errors for each in errors], [each.words for each in errors]
   )
+  # A single speaker has no spread to resample.
   ends = (found.low, found.high) if len(errors) > 1 else None
   return Group(found.estimate, ends, len(errors))

@@ -331,6 +331,7 @@ def _step_seconds(row: Row) -> str:
   """Median seconds of the first run, without step 1 and evaluations."""
   by_step = row.first.metric('seconds')
   evaluated = row.first.metric('dev_loss')
+  # Step 1 includes tracing; others, the time of an evaluation.
   plain = [v for k, v in by_step.items() if k > 1 and k not in evaluated]
   return f'{statistics.median(plain):.2f}' if plain else ''
 

@@ -176,6 +176,7 @@ class RunDir:
         )
         hardware_fingerprint.check(path)
       else:
+        # Once: resumed runs are compared with what the run began with.
         files.write_text(self.file(CONFIG), configuration)
         if model_spec:
           files.write_text(self.file(MODEL_SPEC), model_spec)
