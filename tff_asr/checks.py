@@ -1,9 +1,9 @@
 """Argument validators that name the argument and say what was found.
 
-Each takes the values to check as keyword arguments, so that a call reads like
-the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
-`ValueError` with the argument's name, what was found and what is allowed;
-`Problems`, which is one, for several arguments.
+Each takes the values to check as keyword arguments, such as
+`checks.positive(cohort_size=cohort_size)`, and raises `ValueError` with the
+argument's name, what was found and what is allowed. For several arguments it
+raises `Problems`, which is also a `ValueError`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -290,6 +290,7 @@ class SpeechClientData(RecordClientData):
     def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
       # Not a tf.lookup table, which each caller would have to initialize.
       is_client = tf.equal(tf.constant(clients.client_ids), client_id)
+      # Without the check, argmax of all False would be the first client.
       check = tf.debugging.Assert(
           tf.reduce_any(is_client),
           [f'the client is not among those of {self._corpus.path}.'],

@@ -2,7 +2,7 @@
 
 A corpus is a folder with
 
-    corpus.json              what it is, and the checksums of the rest
+    corpus.json              description, and checksums of the other files
     clients.tsv              one line a client, sorted by client id
     records.offsets          byte offset of each record in its shard, int64
     shard-00000.tfrecord     records, each client contiguous in one shard

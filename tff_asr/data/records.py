@@ -217,8 +217,8 @@ def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   records = tf.data.experimental.from_variant(
       variant, tf.TensorSpec([], tf.string)
   ).with_options(options)
-  # The reader's own error does not say where it was. So it ends the records,
-  # and the caller reports the empty one by its shard and byte.
+  # The reader's error does not name the position. So an error ends the records
+  # here, and the caller reports the empty one by its shard and byte.
   missing = tf.data.Dataset.from_tensors(b'')
   first = records.ignore_errors().concatenate(missing).take(1)
   return first.get_single_element()

@@ -16,7 +16,8 @@ DROPPED_FILE = 'dropped.tsv'
 class Summary(TypedDict, total=False):
   """A split's entry of summary.json; `build` describes the fields.
 
-  `shared`, which conversion adds, has how many recordings are in other parts.
+  `shared`, which conversion adds, counts recordings that other splits have too.
+
   """
 
   num_clients: int

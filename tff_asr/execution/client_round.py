@@ -1,4 +1,4 @@
-"""The clients' part of a round: what its threads share, and clients' errors.
+"""The clients' part of a round: state shared by threads, and clients' errors.
 
 A client that fails is left out of the round, as if it were not in the cohort,
 until more than `ClientRound.max_failed` have failed. Too little memory, a full

@@ -397,11 +397,13 @@ def _make_inputs(
   for name, dtype in zip(names, dtypes, strict=True):
     placeholder = graph_def.node.add(name=name, op='Placeholder')
     placeholder.attr['dtype'].type = dtype
+    # The op of the host declares no shapes; later ops set them.
     placeholder.attr['shape'].shape.unknown_rank = True
   # The node keeps its name, under which others take its outputs.
   node.op = 'IdentityN'
   waits = [name for name in node.input if name.startswith('^')]
   node.input[:] = [*names, *waits]
+  # Attributes of the former op, which IdentityN lacks.
   node.attr.clear()
   node.attr['T'].list.type[:] = dtypes
   return [
@@ -486,6 +488,7 @@ def _at_server(result: tff.Value) -> tff.Value:
     return tff.federated_value(result, tff.SERVER)
   names = [name for name, _ in tff.structure.iter_elements(type_spec)]
   return tff.federated_zip(tff.structure.Struct(
+      # By index, because a field may have no name.
       (name, _at_server(result[index])) for index, name in enumerate(names)
   ))
 

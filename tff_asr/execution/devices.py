@@ -86,6 +86,7 @@ def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
     return memory_mb
   for device in tf.config.list_physical_devices('GPU'):
     parts = [tf.config.LogicalDeviceConfiguration(memory_mb)] * count
+    # Split already, by an earlier context of this process.
     if tf.config.get_logical_device_configuration(device) == parts:
       continue
     # Threads that share one device take turns on its stream. TensorFlow cannot

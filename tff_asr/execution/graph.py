@@ -438,6 +438,7 @@ def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
     if node.op != 'AssignVariableOp' or node_name(node.input[0]) not in handles:
       continue
     wrapped = graph_def.node.add(
+        # An optional hides the shape: shape inference does not look into it.
         name=f'{node.name}/optional',
         op='OptionalFromValue',
         input=[node.input[1]],

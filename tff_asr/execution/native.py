@@ -136,11 +136,13 @@ class _Caller:
     self._context = build(
         max_concurrent_computation_calls=max_concurrent_clients or -1
     )
+    # A separate loop: the caller's may be running, and a call would block it.
     self._loop = asyncio.new_event_loop()
     # A daemon, so that Python's exit does not wait for it.
     threading.Thread(
         target=_run_loop, args=(self._loop,), name='native calls', daemon=True
     ).start()
+    # Holds the loop only: with a reference to self it would never run.
     weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
 
   def _start(self, comp: tff.Computation, arg: Any) -> futures.Future:

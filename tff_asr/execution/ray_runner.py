@@ -49,7 +49,7 @@ _LOSSES = (
 
 
 class _NoAnswerError(Exception):
-  """A worker is there, and cannot use its object store."""
+  """A worker is alive but cannot use its object store."""
 
 
 _STORE_FULL = (
@@ -330,7 +330,7 @@ class _FlushedSum(NamedTuple):
 
 
 class _RayRound:
-  """One round: a thread for each thread of an actor, and what they share.
+  """State of one round, shared by the threads that serve actors' threads.
 
   - What is lost with an actor goes back to the scheduler (`Scheduler.fail`):
     its tasks, and the groups in its running sum. The loss counts against a task
@@ -446,7 +446,7 @@ class _RayRound:
 
     Raises:
       _LOSSES: it is gone, or exceeded the time limit.
-      _NoAnswerError: it is there, and cannot use its object store or disk.
+      _NoAnswerError: it is alive but cannot use its object store or disk.
     """
     try:
       self._wait(actor.ping(), timeout_sec=self._round.timeout_sec)

@@ -302,6 +302,7 @@ def find_software() -> dict[str, str]:
   """Returns the sources and versions that the bits of a result depend on."""
   package = pathlib.Path(__file__).parents[1]
   sources = hashlib.sha256()
+  # Sorted: the order of files in a folder differs between machines.
   for path in sorted(package.rglob('*.py')):
     content = path.read_bytes()
     name = path.relative_to(package).as_posix()
@@ -401,6 +402,7 @@ def path_digest(path: str) -> str:
   try:
     names = ['']
     if tf.io.gfile.isdir(path):
+      # Sorted: the order of files differs between file systems.
       names = sorted(
           os.path.join(folder, name)[len(path) :].lstrip('/')
           for folder, _, names in tf.io.gfile.walk(path)
@@ -455,6 +457,7 @@ def _pack_dataset(variant: tf.Tensor) -> _DatasetGraph:
   graph = tf.raw_ops.DatasetToGraphV2(
       input_dataset=variant,
       external_state_policy=_IGNORE_STATE,
+      # The worker's devices may have other names.
       strip_device_assignment=True,
   )
   return _DatasetGraph(graph.numpy())

@@ -23,7 +23,7 @@ import tensorflow_federated as tff
 
 @runtime_checkable
 class _NamedTuple(Protocol):
-  """What every class made by `typing.NamedTuple` has."""
+  """The protocol of classes made by `typing.NamedTuple`."""
 
   def _asdict(self) -> dict[str, Any]:
     """Returns the fields."""
@@ -65,7 +65,7 @@ class TypeFlattener:
       value: nested as the type: structs, tuples, lists, dicts, attrs objects;
         at the leaves tensors, arrays or Python scalars; a sequence is a
         `tf.data.Dataset` or a list of its elements.
-      name: what errors call the value.
+      name: the value's name in error messages.
 
     Raises:
       TypeError: a leaf or a container does not fit the type; names it.
@@ -139,13 +139,13 @@ def _flatten(
 def iter_fields(
     value: object, type_spec: tff.StructType, name: str
 ) -> Iterator[tuple[object, tff.Type, str]]:
-  """Yields each field of a container with its type, and what to call it.
+  """Yields each field of a container with its type and its name in messages.
 
   Args:
     value: a `tff.structure.Struct`, mapping, NamedTuple, attrs object or plain
       sequence. Named fields are found by name, unnamed ones by position.
     type_spec: of `value`; gives the order.
-    name: what errors call the value.
+    name: the value's name in error messages.
 
   Raises:
     TypeError: `value` is not a container, or has other fields.

@@ -199,6 +199,8 @@ class CentralStep:
     """The clip and the optimizer's step; frozen weights have no gradient."""
     live = client_update.clip_by_global_norm(live, max_norm=self._max_grad_norm)
     gradients = weights_lib.Weights(
+        # None for frozen weights: the optimizer then leaves them and their
+        # state alone.
         (name, live.get(name)) for name in weights
     )
     return self._optimizer.next(optimizer_state, weights, gradients)

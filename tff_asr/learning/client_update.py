@@ -362,8 +362,8 @@ def _result(
     )
   parts = tf.nest.flatten(delta)
   norm = tf.linalg.global_norm(parts)
-  # As the query decides that an update counts as zeros: the norm of finite
-  # elements may overflow.
+  # The test by which the query replaces an update by zeros. The norm alone does
+  # not suffice: that of finite elements may overflow.
   is_finite = tf.cond(
       tf.math.is_finite(norm),
       lambda: tf.constant(True),

@@ -36,7 +36,7 @@ _Sum = TypeVar('_Sum')
 
 
 class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
-  """Sums what a graph function makes of batches, on several devices."""
+  """Sums the results of a graph function over batches, on several devices."""
 
   def __init__(
       self,
@@ -50,8 +50,8 @@ class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
     """Creates the function.
 
     Args:
-      compute: From what all batches share, such as weights, and a batch to what
-        is summed, nests of tensors. It is traced once.
+      compute: Maps the shared nest of tensors, such as weights, and a batch to
+        the nest of tensors to sum. It is traced once.
       merge: Adds two sums.
       shared_spec: Tensor specs of what is shared. They leave no size open that
         could differ, or a resumed run could be traced otherwise and round

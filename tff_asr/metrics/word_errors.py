@@ -107,6 +107,7 @@ def count_tokens(
     reference: Sequence[int], hypothesis: Sequence[int]
 ) -> WordErrors:
   """Counts the token errors of one utterance, given ids of tokens."""
+  # As words, so that tokens are aligned by the same function.
   join = lambda ids: ' '.join(map(str, ids))
   return count(join(reference), join(hypothesis))
 

@@ -160,6 +160,7 @@ def loss(
   # At least one column: kernels are wrong for labels without columns.
   labels = tf.pad(labels, [[0, 0], [0, 1]])
   in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
+  # Padding may hold any id, also one that is out of range.
   labels = tf.where(in_label, labels, 0)
   if kernel != 'op':
     return _scan_loss(
@@ -177,6 +178,7 @@ def loss(
       tf.sequence_mask(label_lengths + at_least_one, tf.shape(labels)[1])
   )
   losses = tf.raw_ops.CTCLoss(
+      # The op takes time first. Its blank is the last output, as here.
       inputs=tf.transpose(logits, [1, 0, 2]),
       labels_indices=positions,
       labels_values=tf.gather_nd(labels, positions),

@@ -1,4 +1,4 @@
-"""Encoder: weights, a pure function of them, and its lengths.
+"""An acoustic encoder: weights, a pure function of them, and output lengths.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   D: width of the encoder's output.

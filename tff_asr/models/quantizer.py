@@ -112,7 +112,7 @@ def perplexity(counts: tf.Tensor) -> tf.Tensor:
     counts: [number of labels], how often each was used.
 
   Returns:
-    float64 [], between 1 and the number of labels; 1 for no use at all.
+    float64 [], between 1 and the number of labels; 1 if all counts are 0.
   """
   counts = tf.cast(counts, tf.float64)
   shares = counts / tf.maximum(tf.reduce_sum(counts), 1.0)

@@ -16,10 +16,6 @@ bins. Frame j of a convolution covers the 3 frames from 2 j on.
 Frames past the utterance's end read as 0 in both, whether they are padding of
 the batch or lie outside it, so that padding never changes an output.
 
-In the published code's 3x, padding changes outputs: it pads batches to a
-multiple of 5 s, and its convolution pads 3 + 3 frames, not 2 + 2, if such a
-batch has 3 k + 1 frames (of 15 s and of 30 s). `FLAX_SAME` does the same.
-
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   K: channels. D: output width.
 """
@@ -39,6 +35,9 @@ STRIDE_3X = 3
 STRIDE_4X = 4
 
 CENTRED = 'centred'
+# As in the published code, where padding changes outputs. It pads batches to a
+# multiple of 5 s, and its convolution pads 3 + 3 frames, not 2 + 2, if such a
+# batch has 3 k + 1 frames (batches of 15 s and of 30 s).
 FLAX_SAME = 'flax_same'
 PADDINGS = (CENTRED, FLAX_SAME)
 

@@ -1,19 +1,20 @@
 """Transformer encoder with layer drop, layer norms before or after.
 
-The encoder of the federated ASR paper (https://arxiv.org/abs/2310.00098) as its
-published code has it: convolutional front end, positions added once, then
-blocks, with MLP(x) = W2 dropout(relu(W1 x)), of norm 'pre', the paper's,
+The encoder of the federated ASR paper (https://arxiv.org/abs/2310.00098) as in
+its published code: a convolutional front end, positions added once, then blocks
+with MLP(x) = W2 dropout(relu(W1 x)). With norm 'pre', the paper's, a block is
 
     x = x + keep * attention(LN1(x))
     x = x + keep * MLP(LN2(x))
 
-and a final layer norm; or of norm 'post' (Vaswani et al. 2017), without one,
+and a final layer norm follows. With norm 'post' (Vaswani et al. 2017) it is
 
     x = LN1(x + keep * attention(x))
     x = LN2(x + keep * MLP(x))
 
-where one draw of layer drop (`keep`) switches both halves of a block. No biases
-in the blocks. The paper's 'post' needs a warm-up of the learning rate.
+without a final layer norm. One draw of layer drop (`keep`) switches both
+halves of a block. Blocks have no biases. 'post' needs a warm-up of the learning
+rate.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """

@@ -77,6 +77,8 @@ class ExportedRecognizer(tf.Module):
     self._model = model
     self._names = sorted(weights)
     self.variables_by_name = [
+        # Variables, so that a SavedModel stores them apart from its graph,
+        # which is limited to 2 GB.
         tf.Variable(weights[name], name=name, trainable=False)
         for name in self._names
     ]
@@ -309,6 +311,8 @@ def _convert(exported: ExportedRecognizer) -> bytes:
   converter = tf.lite.TFLiteConverter.from_concrete_functions(
       [exported.tokens_of_one.get_concrete_function()], exported
   )
+  # Only weights: activations stay float32 (`Optimize.DEFAULT` alone would
+  # quantize to int8).
   converter.optimizations = [tf.lite.Optimize.DEFAULT]
   converter.target_spec.supported_types = [tf.float16]
   try:

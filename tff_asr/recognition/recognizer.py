@@ -163,6 +163,7 @@ class Recognizer:
               schema.WAVEFORM: window,
           }
 
+    # A generator, so that long recordings are read one at a time.
     dataset = tf.data.Dataset.from_generator(
         windows, output_signature=dict(schema.element_spec())
     )

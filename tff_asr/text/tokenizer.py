@@ -209,6 +209,7 @@ class SentencePieceTokenizer(Tokenizer):
     self.characters = ''.join(characters).replace(_SPACE, ' ')
     self.source = source
     self._model = _unigram_model(pieces)
+    # By content: pieces with other scores split texts differently.
     digest = hashlib.sha256(self._model).hexdigest()
     self.identity = f'{len(pieces)} sentence pieces {digest}'
 
