@@ -291,6 +291,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   events = []
   for group in rounds:
     if group.sampling.min_sep is None:
+      # Rounds of one mechanism are a single event already; these are merged.
       counts[group.sampling, group.noise_multiplier] += group.count
     elif group.count:
       events.append(_mechanism_event(group))
@@ -303,6 +304,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   event = events[0]
   if len(events) > 1:
     event = dp_accounting.ComposedDpEvent(events)
+  # Errors of probabilities multiply, so their epsilons add up.
   error = sum(group.count * group.sampler_epsilon for group in rounds)
   if not error:
     return event

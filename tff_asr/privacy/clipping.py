@@ -99,7 +99,7 @@ class Clipping:
     checks.one_of(RULES, rule=self.rule)
     if self.split == 'global' and self.rule == 'rescale':
       raise ValueError(
-          "rule 'rescale' scales each layer to its own norm: it needs "
+          "rule 'rescale' brings each layer to its own norm: it needs "
           "split 'uniform' or 'dim', found 'global'."
       )
     if self.weights is None:

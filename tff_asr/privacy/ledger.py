@@ -528,6 +528,7 @@ def superset_ledger(parents: Sequence[Parent]) -> Optional[Parent]:
             for reason in reasons
         ),
     })
+  # By content, since each run writes inherited entries with other hashes.
   for parent, own in zip(parents, charged):
     if all(own >= other for other in charged):
       return parent

@@ -451,6 +451,7 @@ def _fraction(words: Sequence[_Array], ops: types.ModuleType) -> _Pair:
       half = ops.right_shift(word, shift) & 0xFFFFFFFF
       value = ops.cast(half, ops.FLOAT64)
       halves.append(value[None] * 2.0 ** (-64 * place - 64 + shift))
+  # Zeros of the draws' shape, in either library.
   zero = 0.0 * halves[0][0]
   return ops.fold(
       lambda total, half: _add(total, (half, zero)),
@@ -528,6 +529,7 @@ def _direction(
 def _nearest(value: _Pair, ops: types.ModuleType) -> _Array:
   """The integer nearest to a pair, int64."""
   nearest = ops.rint(value[0])
+  # The difference is exact, so only the sum rounds.
   rest = (value[0] - nearest) + value[1]
   return (
       ops.cast(nearest, ops.INT64)

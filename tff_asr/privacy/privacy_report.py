@@ -730,7 +730,7 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
     entries.append((
         'inherited rounds',
         ('all' if every else f'{num_inherited:,}')
-        + ' of these rounds belong to runs whose model this one started from'
+        + ' of these rounds belong to runs that this one started from'
         + ('; data used after them are taken as public' if every else ''),
     ))
   if report.other_units:

@@ -485,8 +485,10 @@ def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
   step = grid_clipper.step_over_clip(num_elements)
   return max(
       noise_lib.sampler_error_epsilon(
+          # Twice, which covers the counts of adaptive clips.
           num_draws=2 * num_elements, stddev=stddev
       )
+      # 5: twice for powers of two, times 2.5 for adaptive clips.
       for stddev in (noise_multiplier, 5 * noise_multiplier / step)
   )
 

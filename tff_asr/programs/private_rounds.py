@@ -209,6 +209,7 @@ class PrivateRoundRunner:
     # The round's number does not matter: only noise multipliers are read.
     charged = self._ledger.charges.after([0], _cost(state, self._sampling))
     return not self._ledger.contents.invalidations and all(
+        # With less noise, epsilon counts as infinite.
         group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
         for group in charged
     )
@@ -253,6 +254,7 @@ class PrivateRoundRunner:
         state, keys.derive(self.noise.key, purpose=identity)
     )
     output = await step(keyed, cohort)
+    # The state that a round returns holds the event of that round.
     cost = _cost(output.state, self._sampling)
     # On disk before anything can see the new model.
     self._ledger.append(ledger_lib.Round(

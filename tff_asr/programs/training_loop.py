@@ -500,6 +500,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
           shows_exact=opened.shows_exact,
       )
       if metrics is None:
+        # The new loop state has counted the undone round.
         state = _undone(opened, state, result)._replace(loop_state=loop_state)
         logging.warning(
             'Round %d diverged and was undone; it stays charged.',
@@ -609,6 +610,7 @@ async def _run_round(
         )
       except ledger_lib.NoiseReuseError as error:
         logging.warning('%s It is repeated under one and charged again.', error)
+    # The next iteration draws another cohort.
     process, position = opened.private.restart(process, position)
 
 
