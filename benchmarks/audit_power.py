@@ -99,7 +99,7 @@ class Run:
 
 @functools.cache
 def _directions() -> dict[str, np.ndarray]:
-  """What canaries add, float64 [K, D] by layers: clips by dimension."""
+  """Canaries' contributions, float64 [K, D] by layers: clips by dimension."""
   generator = np.random.default_rng(0)
   total = sum(SIZES.values())
   directions = {}

@@ -105,7 +105,7 @@ def samples(seconds: np.ndarray) -> np.ndarray:
 
 
 def fill(lengths: np.ndarray, max_samples: int) -> Batches:
-  """The published rule: sort, fill to the size. Places in `lengths`."""
+  """The published rule: sort, fill to the size. Indices into `lengths`."""
   order = np.argsort(lengths, kind='stable')
   batches, start = [], 0
   for end in range(1, len(order) + 1):
@@ -130,7 +130,7 @@ def _starts(max_samples: int) -> Callable[[np.ndarray], tf.Tensor]:
 
 
 def fill_ours(lengths: np.ndarray, max_samples: int) -> Batches:
-  """What `Pipeline.prepare` makes of a chunk. Places in `lengths`."""
+  """Batches of `Pipeline.prepare` for a chunk, as indices into `lengths`."""
   order = np.argsort(lengths, kind='stable')
   starts = _starts(max_samples)(lengths[order]).numpy()
   return np.split(order, starts[1:])
@@ -142,7 +142,7 @@ def _chunks(count: int, size: int, order: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def sources(setting: Setting, clients: list[np.ndarray]) -> list[np.ndarray]:
-  """What is packed by itself: clients, or in central training loaders."""
+  """Units packed separately: clients, or in central training loaders."""
   if not setting.is_central:
     return clients
   utterances = np.concatenate(clients)

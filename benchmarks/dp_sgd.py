@@ -117,7 +117,7 @@ def main(_) -> None:
 
 
 def _variants() -> list[_Variant]:
-  """The plain step, and all that the flags name."""
+  """The plain step, and the variants that the flags name."""
   try:
     shares = [float(text) for text in _FROZEN.value]
   except ValueError as error:

@@ -91,7 +91,7 @@ def main(_) -> None:
 
 
 def _train(corpus: str, run: str) -> None:
-  """A child's work: the run, on a disk that takes longer."""
+  """Runs in the child: the training run, with slowed-down writes."""
   sync = os.fsync
 
   def slow_sync(descriptor: int) -> None:

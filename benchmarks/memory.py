@@ -32,7 +32,7 @@ def reset_peak() -> None:
 
 
 def _status_gib(name: str) -> float:
-  """A size of Linux's account of this process, GiB."""
+  """A size from Linux's status of this process, GiB."""
   status = pathlib.Path('/proc/self/status').read_text(encoding='ascii')
   kib = re.search(rf'^{name}:\s+(\d+) kB$', status, re.MULTILINE)[1]
   return int(kib) / 2**20

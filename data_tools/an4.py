@@ -106,7 +106,7 @@ def _find_audio(stem: str) -> str | None:
 def _read_transcripts(
     path: str, problems: list[utterances.Problem]
 ) -> dict[str, str]:
-  """Utterance ids to texts; adds what cannot be read to `problems`."""
+  """Utterance ids to texts; adds unreadable lines to `problems`."""
   texts: dict[str, str] = {}
   for _, line in text_files.read_lines(path):
     line = line.strip()

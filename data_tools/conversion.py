@@ -325,7 +325,7 @@ def _write_parts(
 
 
 def _is_evaluated(name: str) -> bool:
-  """Whether a split or part is one that models are evaluated on."""
+  """Whether models are evaluated on a split or part."""
   options = _FOLDERS['DEV_DIR'] + _FOLDERS['TEST_DIR']
   return name.rpartition('.')[2] in options
 

@@ -278,7 +278,7 @@ def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
   if alike:
     shown = '; '.join(', '.join(map(repr, names)) for names in alike[:5])
     logging.warning(
-        '%s: speakers whose names differ only in case or spaces count as '
+        '%s: speakers with names that differ only in case or spaces count as '
         'different people: %s%s. Write each person in one way.',
         path, shown, ' and others' if len(alike) > 5 else '',
     )
@@ -777,7 +777,7 @@ def _paths_by_split(manifests: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _corpus_by_flags() -> conversion.Corpus:
-  """Your recordings, as the flags name them."""
+  """The recordings named by the flags."""
   if not _MANIFEST.value:
     raise ValueError('--manifest is needed; see --help.')
   return corpus(

@@ -3,8 +3,8 @@
     for outcome in parallel_encoding.encode(utterances, encoding='flac'):
       ...
 
-A file whose decoder crashes takes its worker process down, which breaks the
-whole `ProcessPoolExecutor`. The tasks that were in progress then run again in
+If a file crashes its decoder, the worker process dies, which breaks the whole
+`ProcessPoolExecutor`. The tasks that were in progress then run again in
 new processes, one utterance at a time, so that only the file itself fails.
 """
 

@@ -220,7 +220,7 @@ def tidy(text: str) -> str:
 
 
 def _is_punctuation(character: str) -> bool:
-  """True for a mark that does not stand inside words."""
+  """True for a mark that does not occur inside words."""
   return (
       unicodedata.category(character)[0] == 'P'
       and character not in "'-"

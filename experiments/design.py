@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
 EPSILON = 'epsilon'
-"""Plots a row at the epsilon of its own runs."""
+"""As a row's x: the epsilon of its runs."""
 # The macro that a row with several rates tries.
 _RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
 

@@ -197,7 +197,7 @@ def build_rows() -> list[Row]:
 
 
 def build_claims() -> list[design.Claim]:
-  """What the rows are to show; weights are of held-out losses."""
+  """Claims about the rows; weights are of held-out losses."""
   main = f'noise {_RATIO:g}'
   less = lambda text, row, other: design.Claim(text, {row: 1, other: -1}, -1)
   return [
@@ -248,7 +248,7 @@ def build_claims() -> list[design.Claim]:
 
 
 def build_tuned_claims() -> list[design.Claim]:
-  """What fine-tuning is to show; weights are of word error rates."""
+  """Claims about fine-tuning; weights are of word error rates."""
   less = lambda text, row, other: design.Claim(text, {row: 1, other: -1}, -1)
   main = f'noise {_RATIO:g}'
   return [
@@ -282,7 +282,7 @@ def epsilon_of(noise: float, batch_size: int) -> float:
 
 
 class Tuning:
-  """Fine-tuning with CTC, and the word errors of speakers unheard so far."""
+  """Fine-tuning with CTC, and the word errors of new speakers."""
 
   def __init__(self, data_dir: str, *, encoder: encoder_lib.Encoder):
     """Makes the corpus, or takes what is there."""

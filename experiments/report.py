@@ -152,7 +152,7 @@ def shown(found: confidence.Interval, digits: int) -> str:
 def verdict(
     found: Optional[confidence.Interval], claim: design.Claim
 ) -> str:
-  """What an interval says of a claim; None: it is not measured."""
+  """The verdict of an interval on a claim; None: it is not measured."""
   if found is None:
     return 'not run'
   sign = int(found.low > 0) - int(found.high < 0)

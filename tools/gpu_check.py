@@ -84,7 +84,7 @@ Check(sys.argv[1], is_small=True).write_split_round(sys.argv[2])
 
 
 class Failed(Exception):  # pylint: disable=g-bad-exception-name
-  """A check did not hold; the message says what was found."""
+  """A check failed; the message says what was found."""
 
 
 def main(_) -> None:

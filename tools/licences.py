@@ -46,7 +46,7 @@ requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt).
 
 
 def licence(name: str) -> str:
-  """What an installed package states of its licence; '' if nothing."""
+  """The licence that an installed package states; '' if none."""
   found = metadata.metadata(name)
   if stated := found.get('License-Expression'):
     return stated
@@ -68,7 +68,7 @@ def licences(requirements: str) -> dict[str, str]:
 
 
 def problems(found: dict[str, str]) -> Iterator[str]:
-  """What a core dependency must not be, a line each."""
+  """Violations of the licence rules by core dependencies, a line each."""
   for name, stated in found.items():
     if not stated:
       yield f'{name} states no licence: make it an extra.'

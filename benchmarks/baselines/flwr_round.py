@@ -47,7 +47,7 @@ def main(_) -> None:
 def _build_server(
     job: job_lib.Job, *, num_threads: int
 ) -> serverapp.ServerApp:
-  """Federated averaging, which says what each round took."""
+  """Federated averaging that reports the time of each round."""
   server = serverapp.ServerApp()
   initial = torch_model.CtcTransformer(job)
   torch_model.load(initial, job_lib.load_arrays(program.JOB.value, 'weights'))

@@ -40,7 +40,7 @@ def main(_) -> None:
 
 
 class _Module(torch_model.CtcTransformer):
-  """The twin with the two methods that `PyTorchModel` asks for."""
+  """The twin with the two methods that `PyTorchModel` requires."""
 
   @torch.no_grad()
   def metrics(

@@ -28,7 +28,7 @@ _FREQ_SCALE = 30.0
 
 
 class _Block(nn.Module):
-  """A block; its layer norms stand before its halves."""
+  """A block, with layer norm before each half (pre-norm)."""
 
   def __init__(self, dim: int, num_heads: int):
     super().__init__()
@@ -235,7 +235,7 @@ def named_parameters(model: CtcTransformer) -> dict[str, nn.Parameter]:
 
 
 def _swapped(values: np.ndarray) -> np.ndarray:
-  """From our layout to torch's, and back: both swap first and last axis."""
+  """Swaps first and last axis: from our layout to torch's, and back."""
   if values.ndim < 2:
     return values
   return np.ascontiguousarray(np.swapaxes(values, 0, values.ndim - 1))

@@ -33,7 +33,7 @@ def run(program: str, *arguments: str) -> programs.Finished:
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(sys, 'argv', [program, *arguments]))
     stack.enter_context(mock.patch.dict(os.environ))
-    # A program can import modules of its own folder.
+    # A program can import modules of its folder.
     stack.enter_context(
         mock.patch.object(sys, 'path', [os.path.dirname(path), *sys.path])
     )

@@ -395,8 +395,8 @@ class ManifestTest(parameterized.TestCase):
       manifest.list_utterances(self.write('m.csv', text))
     (record,) = logs.records
     self.assertIn(
-        "speakers whose names differ only in case or spaces count as different"
-        " people: 'Ann', 'ann'; 'BOB B', 'Bob  B'.",
+        "speakers with names that differ only in case or spaces count as"
+        " different people: 'Ann', 'ann'; 'BOB B', 'Bob  B'.",
         record.getMessage(),
     )
 

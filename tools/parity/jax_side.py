@@ -81,7 +81,7 @@ def run(authors, folder):
 
 
 def _repair():
-  """What newer releases of jax and optax call otherwise."""
+  """Restores names that newer releases of jax and optax changed."""
   # pylint: disable=protected-access
   from optax._src import alias
   from optax._src import numerics
