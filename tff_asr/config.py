@@ -115,8 +115,10 @@ def bind(
   paths = [_find(path) for path in gin_files]
   for path in paths:
     _search_folder_of(path)
+  # Not finalized, because the overrides are applied later.
   with _without_search_log(), _explained():
     gin.parse_config_files_and_bindings(paths, (), finalize_config=False)
+  # To find macros that only overrides define (`_unknown_macros`).
   before = text()
   problems = _apply_overrides(gin_params)
   after = text() if gin_params else before
@@ -138,6 +140,7 @@ def bind(
     problems = _preflight(program, bindings, given)
     if problems:
       raise ConfigError(*dict.fromkeys(problems))
+    # Looked up now: the configurable has the bindings, `program` has not.
     return gin.get_configurable(program)(**given)
 
   return bound

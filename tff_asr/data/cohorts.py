@@ -90,6 +90,7 @@ class Cohorts:
           'round_num must be an integer of at least 0, found '
           f'{state.round_num!r}.'
       )
+    # str: a restored state may hold a NumPy string.
     if str(state.groups) != self._groups:
       raise ValueError(
           'the private clients are others than those the run began with, so '
@@ -254,6 +255,7 @@ def _build(
 
 def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
   """The ids in order; ValueError unless they are distinct strings."""
+  # A string is a sequence of strings, its characters.
   if isinstance(client_ids, (str, bytes)) or not len(client_ids):
     raise ValueError(
         'client_ids must be a sequence of at least one id, found '

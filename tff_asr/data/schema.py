@@ -175,6 +175,7 @@ def _decode_flac(
         'samples', tf.cast(size, tf.int64), num_samples[tf.newaxis]
     )
     with tf.control_dependencies([check]):
+      # Padded here, because map_fn stacks results of one size.
       missing = tf.maximum(max_samples - size[0], 0)
       return tf.pad(waveform[:max_samples], [[0, missing]])
 

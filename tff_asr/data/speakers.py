@@ -112,6 +112,7 @@ def _count(
   """For how many clients an attribute is known or contradictory."""
   numbers = [len(stated.get(client_id, ())) for client_id in client_ids]
   return {
+      # One value is known; several contradict each other.
       'known': numbers.count(1),
       'contradictory': sum(number > 1 for number in numbers),
   }

@@ -197,6 +197,7 @@ def stop() -> None:
 
 def _build_runner(settings: Settings) -> context.Runner:
   """The runner of a context."""
+  # Before the import, to name the missing package in one line.
   _check_ray()
   require_token(settings.address)  # Before Ray is imported.
   # pylint: disable-next=g-import-not-at-top

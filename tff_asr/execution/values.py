@@ -75,6 +75,7 @@ class TypeFlattener:
   def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
     """Returns the tensors, one a leaf, in the containers of the type."""
     value = _pack(self._type, iter(tensors))
+    # Containers, such as a NamedTuple of the program, are part of the type.
     return tff.types.type_to_py_container(value, self._type)
 
 
@@ -212,6 +213,7 @@ def _to_variant(
   """Returns the dataset as the variant tensor that represents it in a graph."""
   element_spec = _element_spec(type_spec)
   if isinstance(value, (list, tuple)):
+    # TFF accepts lists of elements for sequences, too.
     value = _to_dataset(value, type_spec, name)
   if not isinstance(value, tf.data.Dataset):
     raise TypeError(

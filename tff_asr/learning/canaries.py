@@ -110,6 +110,7 @@ class Canaries:
 
 def _number(client_id: tf.Tensor) -> tf.Tensor:
   """A canary's number, int32 []."""
+  # -1: to the end of the string.
   digits = tf.strings.substr(client_id, len(PREFIX), -1)
   return tf.strings.to_number(digits, tf.int32)
 
@@ -188,6 +189,7 @@ class _WithCanaries(client_data_lib.RecordClientData):
       (client,) = self._people.records_of(
           [client_id if is_person else self._somebody]
       )
+      # One record is enough: only its id is used.
       found.append(
           client._replace(client_id=client_id, offsets=client.offsets[:1])
       )

@@ -127,6 +127,8 @@ def build(
   distributor = _build_distributor(
       weights_type, seed_pair, unaugmented_rounds=local.unaugmented_rounds
   )
+  # For a corpus on disk only locations are sent; `read` opens them in the
+  # client's graph.
   open_client, read = client_data_lib.training_examples(client_data)
   client_work = client_update.build(
       model=model,
@@ -220,6 +222,7 @@ def _build_distributor(
         seed=tf.random.fold_in(state.seed, state.round_num),
         weights=weights,
     )
+    # Only then: otherwise the type of the broadcast would have an unused field.
     if unaugmented_rounds:
       broadcast['is_augmented'] = state.round_num >= unaugmented_rounds
     return broadcast, process_lib.RandomState(state.seed, state.round_num + 1)

@@ -68,6 +68,7 @@ class LayerFreeze:
             f'the score of {name} must be finite, found {scores[name]}.'
         )
     if self.order == 'random':
+      # From the sorted names, so that a seed gives one order.
       np.random.default_rng(self.seed).shuffle(order)
     else:
       sign = -1 if self.order == 'highest' else 1
@@ -120,6 +121,7 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
           f'{", ".join(sorted(names))}.'
       )
     found.update(matched)
+  # Without a trained layer there is no update to clip or to noise.
   if len(found) == len(names):
     raise ValueError('frozen names all layers: nothing is left to train.')
   return sorted(found)

@@ -59,8 +59,10 @@ class Process(Protocol):
 
 def frozen_layers(state: State) -> list[str]:
   """The names of the weights that a process does not train, sorted."""
+  # The empty structure: nothing is frozen.
   if not tf.nest.flatten(state.client_work):
     return []
   names = np.asarray(state.client_work).item()
+  # Bytes from TFF or a checkpoint; a string from `DpSgd`.
   names = names.decode() if isinstance(names, bytes) else names
   return names.split('\n') if names else []

@@ -129,6 +129,7 @@ def linear_contrast(
   variance = (
       num_speakers / (num_speakers - 1) * (residuals @ residuals) / num_words**2
   )
+  # Student's, because the variance is estimated from few speakers.
   width = stats.t.ppf((1 + _CONFIDENCE) / 2, num_speakers - 1) * math.sqrt(
       variance + seed_variance
   )

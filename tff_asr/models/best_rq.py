@@ -103,6 +103,8 @@ class BestRqModel:
         ),
         feature_lengths=feature_lengths,
         labels=self.quantizer.labels(features, feature_lengths),
+        # All of its frames: a label of a visible frame would be easy to
+        # predict.
         is_masked=tf.reduce_all(by_label, axis=-1),
     )
 
@@ -193,6 +195,7 @@ def build(
   checks.in_range(0, 1, start_prob=start_prob)
   checks.positive(span_sec=span_sec)
   checks.non_negative(noise_stddev=noise_stddev)
+  # Rounded, because 0.4 / 0.01 need not be 40 in floating point.
   span_frames = round(span_sec / log_mel.FRAME_SHIFT_SEC)
   num_stacked = quantizer.num_stacked
   if span_frames < num_stacked:

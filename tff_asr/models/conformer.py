@@ -132,6 +132,7 @@ def _block_specs(
   )
   convolution = {
       **layer_norm,
+      # The fan-in of a depthwise convolution is its kernel size alone.
       'depthwise': weights_lib.WeightSpec(
           (kernel_size, dim), limit=1 / math.sqrt(kernel_size)
       ),
@@ -218,6 +219,7 @@ def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
   kernel = tf.cast(kernel, inputs.dtype)
   kernel_size, size = kernel.shape[0], tf.shape(inputs)[1]
   reach = kernel_size // 2
+  # Centred: an output depends on as many frames before as after it.
   padded = tf.pad(inputs, [[0, 0], [reach, reach], [0, 0]])
   return tf.add_n(
       [padded[:, k : k + size] * kernel[k] for k in range(kernel_size)]

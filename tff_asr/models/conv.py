@@ -102,5 +102,6 @@ def _block(
   # Layer norm makes padding nonzero; the convolution must read 0 there.
   padded = tf.pad(normed * valid, [[0, 0], [reach, reach], [0, 0]])
   hidden = convolution.convolve(tf.cast(padded, activation_dtype), kernel, 1)
+  # The residual stream stays float32.
   hidden = tf.cast(hidden, tf.float32) + weights['bias']
   return inputs + layers.dropout(layers.glu(hidden), dropout, seed)

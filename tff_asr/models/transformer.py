@@ -103,6 +103,7 @@ def build(
           lengths,
           size,
           dim=dim,
+          # CAPE's positions are seconds, so they do not depend on the stride.
           frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
           max_shift_sec=max_shift_sec,
           seed=seed,
@@ -129,6 +130,7 @@ def build(
           rounding=rounding,
       ),
       embed=embed,
+      # The stream of 'pre' is never normalised inside the blocks.
       final_norm=norm == 'pre',
   )
 

@@ -135,6 +135,7 @@ def shape_mismatches(
 ) -> list[str]:
   """Differences of some weights' shapes from `specs`, in words."""
   problems = []
+  # Both: a weight may be missing on either side.
   for name in sorted(shapes.keys() | specs.keys()):
     if name not in shapes:
       problems.append(f'it has no {name}')

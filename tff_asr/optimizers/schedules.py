@@ -122,6 +122,7 @@ def inverse_root_decay(
   checks.positive_int(start=start)
 
   def schedule(round_num):
+    # Rounds count from 0; the formula's steps count from 1.
     past = tf.maximum(tf.cast(round_num, tf.float32) + 1, start)
     return tf.maximum(learning_rate * tf.sqrt(start / past), floor)
 
@@ -139,6 +140,7 @@ def warmup(schedule: Schedule, *, rounds: int, first: int = 1) -> Schedule:
   """
   checks.non_negative_int(rounds=rounds)
   checks.one_of((0, 1), first=first)
+  # Without this the share would be a division by 0.
   if rounds == 0:
     return schedule
 

@@ -246,6 +246,8 @@ def export(
         f'{saved_path} has the same transcript as the checkpoint in only '
         f'{saved.num_same} of {saved.num_utterances} utterances.'
     )
+  # The TFLite model may differ more, because its weights are rounded to
+  # float16. So its differences are reported only.
   lite_path = os.path.join(output_dir, TFLITE)
   files.write(lite_path, _convert(exported))
   lite = _check(
@@ -350,6 +352,7 @@ def _utterances(
     client_data: tff.simulation.datasets.ClientData,
 ) -> Iterator[Utterance]:
   """Yields the utterances of all clients, sorted by client."""
+  # Sorted, so that each export is checked on the same utterances.
   for client_id in sorted(client_data.client_ids):
     for example in client_data.create_tf_dataset_for_client(client_id):
       yield Utterance(

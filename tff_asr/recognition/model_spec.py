@@ -79,6 +79,7 @@ def read(
           'first, by a training run with INIT_FROM_RUN.'
       )
     model = _build(spec['MODEL'], trust_code=trust_code)
+    # Builders return many types, and the file decides which one is called.
     if not isinstance(model, ctc.CtcModel):
       raise ValueError('its MODEL is not a CTC model')
   # TypeError: a builder takes no argument of that name or type.

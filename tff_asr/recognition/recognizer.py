@@ -93,6 +93,7 @@ class Recognizer:
     """
     if window_sec is None:
       window_sec = pipeline.max_utterance_sec
+    # A window is one row of a batch.
     checks.in_range(1, pipeline.max_batch_sec, window_sec=window_sec)
     self.model = model
     self.pipeline = pipeline
@@ -195,6 +196,7 @@ class Recognizer:
     if num_samples <= self.window_samples:
       return [0]
     hop = self._hop * self._frame_samples
+    # Rounded up: the last window may be shorter.
     count = 1 + -(-(num_samples - self.window_samples) // hop)
     return [hop * index for index in range(count)]
 
@@ -202,6 +204,7 @@ class Recognizer:
     """Joins the logits of a waveform's windows, without their margins."""
     joined = []
     for index in range(len(by_window)):
+      # The ends of a recording have no neighbour to take over.
       first = self._margin if index else 0
       is_last = index == len(by_window) - 1
       end = None if is_last else self._hop + self._margin

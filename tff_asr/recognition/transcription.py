@@ -79,6 +79,7 @@ def transcribe(
     raise ValueError(
         f'{len(sources)} files need one SRT each: give an --output_dir.'
     )
+  # Collected: one unreadable file must not stop the others.
   errors, others = [], []
   stems = {source.path: source.stem for source in sources}
   done = []
@@ -93,6 +94,7 @@ def transcribe(
         path = os.path.join(
             output_dir, stems[recognition.name] + _ENDINGS[output_format]
         )
+        # The subfolders of the recordings are repeated in output_dir.
         os.makedirs(os.path.dirname(path), exist_ok=True)
         files.write_text(
             path, render([recognition], output_format=output_format)
@@ -148,6 +150,7 @@ def find(paths: Sequence[str]) -> list[Source]:
       sources = []
       errors.append(ValueError(f'{path} does not exist.'))
     for source in sources:
+      # A folder may be given together with a file in it.
       if found.setdefault(source.path, source) is not source:
         errors.append(ValueError(f'{source.path} is given more than once.'))
   checks.raise_errors(errors)
@@ -215,6 +218,8 @@ def _waveforms(
     try:
       yield source.path, audio.read(source.path)
     except audio.AudioError as e:
+      # A file that the user names, or that claims to be audio, must not be
+      # skipped in silence.
       if source.is_given or source.path.lower().endswith(_SUFFIXES):
         errors.append(e)
       else:
@@ -276,6 +281,7 @@ def _belongs_to(
 
 def _time(seconds: float) -> str:
   """Formats a time as SRT does: 01:02:03,456."""
+  # Rounded first, so that 59.9996 s carries over to the next minute.
   milliseconds = round(1000 * seconds)
   minutes, milliseconds = divmod(milliseconds, 60_000)
   hours, minutes = divmod(minutes, 60)
