@@ -40,6 +40,8 @@ def replacing(path: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     with open(descriptor, 'wb') as file:
       yield file
       file.flush()
+      # Before the rename: otherwise a power failure may leave an empty file
+      # under the final name.
       os.fsync(descriptor)
     os.replace(partial, path)
   # Also for KeyboardInterrupt and SystemExit.
@@ -146,6 +148,7 @@ def overwriting(path: str) -> Iterator[None]:
     yield
     left = os.fstat(old).st_size
     while left:
+      # From the start of the file: nothing was read from this descriptor.
       left -= os.write(old, bytes(min(left, _CHUNK_BYTES)))
     os.fsync(old)
   finally:
@@ -158,6 +161,7 @@ def erase(path: str) -> None:
   Args:
     path: The file; need not exist.
   """
+  # A program that was killed may have left its content in the partial file.
   for name in (path, _partial(path)):
     with overwriting(name), contextlib.suppress(FileNotFoundError):
       os.remove(name)

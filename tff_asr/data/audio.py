@@ -427,6 +427,7 @@ def _read_frames(
   if f.frames != _UNKNOWN_FRAMES:
     return f.read(count, dtype=dtype, always_2d=True)
   blocks = []
+  # In blocks: soundfile reserves memory for all frames that are asked for.
   while count > 0:
     blocks.append(
         f.read(min(count, _BLOCK_FRAMES), dtype=dtype, always_2d=True)

@@ -298,6 +298,8 @@ def draw_indices(
   population = sampling.population
   if sampling.cohort_size == population:  # Under Poisson, too: probability 1.
     return np.arange(population)
+  # A word for each client of the population, also outside of the group: so a
+  # client's word depends on its number and the round only.
   words = chacha20.words(
       key, release=round_num, stream=_STREAM, count=population
   )

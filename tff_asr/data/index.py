@@ -312,6 +312,7 @@ def _read_corpus_file(path: str) -> Corpus:
   except (
       json.JSONDecodeError,
       KeyError,
+      # From JSON that is nested too deeply.
       RecursionError,
       TypeError,
       UnicodeDecodeError,

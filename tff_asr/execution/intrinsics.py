@@ -36,6 +36,7 @@ def called_intrinsics(comp: tff.Computation) -> frozenset[str]:
       found.add(block.uri)
     return block, False
 
+  # A traversal: nothing is transformed (False).
   tff.framework.transform_postorder(comp.to_building_block(), note)
   return frozenset(found)
 

@@ -115,7 +115,10 @@ class _Watch:
     self._thread.start()
 
   def set_processes(self, process_ids: Sequence[int]) -> None:
-    """Sets the processes whose end ends the program; () before its own end."""
+    """Sets the processes to watch; () before the program ends.
+
+    If one of them ends, the program ends, too.
+    """
     line = ' '.join(map(str, process_ids)) + '\n'
     with contextlib.suppress(BrokenPipeError):
       self._process.stdin.write(line.encode())

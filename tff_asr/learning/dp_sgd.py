@@ -156,6 +156,8 @@ class DpSgd:
         ),
         # In the state: freezing other weights then changes a step's identity.
         client_work='\n'.join(self._frozen),
+        # An event also before the first step, so that the state's type stays
+        # the same.
         aggregator=aggregation.State(query_state, event),
         finalizer=finalizer,
     )
@@ -518,6 +520,7 @@ def _sum_by_example(
     return number + 1, _Sums(
         records,
         sums.loss + loss,
+        # Before the clip: the metric shows how much is clipped.
         sums.norm + tf.linalg.global_norm(tf.nest.flatten(gradient)),
         sums.count + 1,
     )

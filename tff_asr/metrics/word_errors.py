@@ -94,6 +94,7 @@ def align(reference: str, hypothesis: str) -> list[Pair]:
 
 def count(reference: str, hypothesis: str) -> WordErrors:
   """Counts the word errors of one utterance, as `align` finds them."""
+  # From the alignment, so that counts and printed pairs agree.
   kinds = [pair.kind for pair in align(reference, hypothesis)]
   return WordErrors(
       substitutions=kinds.count('substitute'),

@@ -112,6 +112,7 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
 
     def update(weight, gradient, *slots):
       if gradient is None:
+        # A frozen tensor: without a gradient its moments must not decay.
         return weight, slots
       new_weight, new_slots = self._update(
           weight,

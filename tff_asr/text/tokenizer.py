@@ -152,6 +152,7 @@ class CharTokenizer(Tokenizer):
     """See base class; an empty transcript gets no boundaries."""
     if self._boundary:
       enclosed = tf.strings.join([self._boundary, transcripts, self._boundary])
+      # An empty transcript stays empty, so that the pipeline leaves it out.
       transcripts = tf.where(tf.equal(transcripts, ''), '', enclosed)
     codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcripts)
     # A constant table by code point: a tf.lookup table would be a resource,
