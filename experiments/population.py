@@ -73,7 +73,7 @@ def _row(
 
 
 _ONE_RUN = (
-    'A row is one run, so intervals know of speakers only: other cohorts and '
+    'A row is one run, so intervals cover speakers only: other cohorts and '
     'noise change a run, too, by some .6 points (next sections).'
 )
 
