@@ -1,4 +1,4 @@
-"""The residual test of an audit: is a release its known sum plus stated noise?
+"""Residual tests of an audit: each release is its known sum plus stated noise.
 
 In an audit all clients except the canaries send zeros, and canaries send known
 directions far above the clip. So the sum that each round should have released

@@ -3,7 +3,7 @@
 Differences from `tff.program.FileProgramStateManager`: files are atomic and
 have checksums (`state_file`); saving needs no TensorFlow graph; loading
 compares the structure and skips damaged versions. Secrets are kept in a
-separate file, which has those of the newest version only.
+separate file, for the newest version only.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Released metrics of a run: a CSV file, and events for TensorBoard.
 
-The CSV file has each round once, also after a crash. Differences from
+The CSV file contains each round once, even after a crash. Differences from
 `tff.program.CSVFileReleaseManager`: a row is on disk when `release` returns;
 incomplete rows are dropped; and a resumed run drops the rows after its saved
 state, because it releases them again.

@@ -1,7 +1,7 @@
 """Model files: trained weights by name, as safetensors (`tensor_file`).
 
-With the weights are stored the tokens that they are for, and the head of the
-privacy ledger of the run that trained them.
+The file also stores the identity of the tokens, and the head of the privacy
+ledger of the run that trained the weights.
 """
 
 from collections.abc import Mapping
