@@ -35,8 +35,8 @@ def from_seed(seed: int) -> np.ndarray:
   """Returns the key that belongs to a seed. NOT PRIVATE: for tests only.
 
   Anyone can compute this key, subtract the noise and list the cohorts, so the
-  privacy report of a run that uses it must say NOT PRIVATE. The same seed gives the
-  same key on every machine; different seeds give unrelated keys.
+  privacy report of a run that uses it must say NOT PRIVATE. The same seed gives
+  the same key on every machine; different seeds give unrelated keys.
 
   Args:
     seed: An integer of at least 0, of any size.
