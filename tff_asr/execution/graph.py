@@ -223,8 +223,8 @@ class LoadedProgram:
     is_added = make_variable(tf.constant(False))
     try:
       outputs = iter(function(*tensors, is_added))
-    # Passed on: `client_round.shortage` ends the round for it, whatever was
-    # added.
+    # Not PartlyAddedError: running out of memory ends the round in any case
+    # (`client_round.exhausted_resource`).
     except tf.errors.ResourceExhaustedError:
       raise
     except Exception as error:

@@ -409,6 +409,7 @@ def path_digest(path: str) -> str:
           for name in names
       )
       if not names:
+        # Completed by `digest_all`: 'cannot read ...'.
         raise ValueError(f'{path!r}, which is an empty folder')
     found = hashlib.sha256()
     for name in names:

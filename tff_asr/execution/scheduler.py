@@ -254,6 +254,7 @@ class Scheduler(Generic[Value]):
       WorkerLostError: one of the groups was lost several times already.
     """
     with self._lock:
+      # By identity: comparing sums of tensors would compare their elements.
       self._sums = [each for each in self._sums if each is not lost]
       self._count_loss(lost.groups)
       self._deal_again(lost.groups)
@@ -298,6 +299,7 @@ class Scheduler(Generic[Value]):
 
   def _deal_again(self, numbers: Iterable[int]) -> None:
     for number in numbers:
+      # A heap: the smallest number comes first, as ordered sums wait for it.
       heapq.heappush(self._again, number)
     self._has_task.notify_all()
 

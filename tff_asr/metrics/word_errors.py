@@ -137,4 +137,5 @@ def published_rate(
 
 def total(errors: Iterable[WordErrors]) -> WordErrors:
   """Sums word errors."""
+  # An empty start: `sum` begins with the integer 0 otherwise.
   return sum(errors, WordErrors())

@@ -378,7 +378,7 @@ def _forward_backward(
   is_possible = all_paths > _LOG_ZERO / 2
   rest = best[:, :, 0] - tf.reduce_logsumexp(by_frame, axis=2)
   rest = tf.reduce_sum(tf.where(in_length, rest, 0.0), axis=0)
-  # Infinite, as TensorFlow's op says of labels that do not fit.
+  # Infinite, as in TensorFlow's op, if the labels do not fit.
   losses = tf.where(is_possible, -(all_paths + rest), math.inf)
 
   # The share of each state in the paths through a frame. Both passes include
@@ -391,8 +391,8 @@ def _forward_backward(
   coarse = tf.cast(tf.cast(shares, tf.bfloat16), tf.float32)
   spent = tf.matmul(coarse, one_hot) + tf.matmul(shares - coarse, one_hot)
   is_counted = tf.transpose(in_length) & is_possible[:, tf.newaxis]
-  # By the logits: softmax, less the share of paths through each output (Graves
-  # et al. 2006, equation 16).
+  # With respect to the logits: the softmax less each output's share of the
+  # paths (Graves et al. 2006, equation 16).
   gradients = tf.nn.softmax(logits) - spent
   return losses, tf.where(is_counted[:, :, tf.newaxis], gradients, 0.0)
 
