@@ -254,7 +254,6 @@ class Scheduler(Generic[Value]):
       WorkerLostError: one of the groups was lost several times already.
     """
     with self._lock:
-      # By identity: comparing sums of tensors would compare their elements.
       self._sums = [each for each in self._sums if each is not lost]
       self._count_loss(lost.groups)
       self._deal_again(lost.groups)
