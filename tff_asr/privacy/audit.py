@@ -6,34 +6,13 @@ holds hundreds of them. A coin decides for each whether it may join or is held
 out. A canary's score in a round is its inner product with the release, in
 standard deviations of the score of a direction that never joined.
 
-**Estimate** (Andrew et al. 2023, https://arxiv.org/abs/2302.03098). Scores of
-those that could join are fitted by N(m, s^2), and epsilon at delta is that of
-telling it from N(0, 1). If all canaries join equally often, s is 1. An s within
-three standard errors of 1 is set to 1, since epsilon depends on s more than K
-canaries can show (2 % in s are 40 % at epsilon 1). Unlike in the paper, the
-released vectors of all rounds are added before scoring (for a canary that joins
-every round, the sum is a sufficient statistic), and layers are weighted by the
-inverse of their mean square, because noise and clips differ from layer to
-layer. For one layer and one round the score is the paper's cosine. The estimate
-is not a bound: it is near the exact epsilon at full participation, and lower
-under sampling or with few rounds.
-
-**Bound** (Steinke, Nasr, Jagielski 2023, https://arxiv.org/abs/2305.08846,
-Theorem 5.2). An adversary who sees the releases guesses the coins that it is
-surest of, and abstains from the others. If the run is (epsilon, delta)-DP for
-adding or removing a canary (or for replacing it by zeros), then of r guesses on
-m coins v or more are right with a probability of at most
-
-    f(v) + 2 m delta max_i (f(v - i) - f(v)) / i,    1 <= i <= v,
-
-    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
-
-Every epsilon for which that is below 1 - confidence is refuted. The adversary
-ranks coins by the likelihood ratio of a canary's scores in all rounds under the
-stated sampling (`likelihood_ratios`). The number of guessed coins is one of a
-few, each tested at an equal part of the level. The bound is far below epsilon:
-m canaries cannot show more than about log(m / log(1 / (1 - confidence))), and
-each canary's score also contains the other canaries.
+`estimate` fits the scores of canaries that could join (Andrew et al. 2023,
+https://arxiv.org/abs/2302.03098). It is not a bound: it is near the exact
+epsilon at full participation, and lower under sampling or with few rounds.
+`lower_bound` guesses which canaries could join and refutes every epsilon that
+allows fewer right guesses, at a confidence (Steinke, Nasr, Jagielski 2023,
+https://arxiv.org/abs/2305.08846, Theorem 5.2). It is far below epsilon: m
+canaries cannot show more than about log(m / log(1 / (1 - confidence))).
 """
 
 import dataclasses
@@ -247,6 +226,20 @@ def lower_bound(
 ) -> Bound:
   """Bounds epsilon by guessing which canaries could join.
 
+  An adversary who sees the releases guesses the coins that it is surest of, and
+  abstains from the others. If the run is (epsilon, delta)-DP for adding or
+  removing a canary (or for replacing it by zeros), then of r guesses on m coins
+  v or more are right with a probability of at most
+
+      f(v) + 2 m delta max_i (f(v - i) - f(v)) / i,    1 <= i <= v,
+
+      f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
+
+  Every epsilon for which that is below 1 - confidence is refuted. The adversary
+  ranks coins by the likelihood ratio of a canary's scores in all rounds. The
+  number of guessed coins is one of a few, each tested at an equal part of the
+  level. Each canary's score also contains the other canaries.
+
   Args:
     ratios: Ratios that `likelihood_ratios` returned, float64 [m]: high for
       those that joined.
@@ -295,6 +288,15 @@ def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[CanaryGuesses]:
 
 def estimate(member_scores: np.ndarray, *, delta: float) -> Estimate:
   """Estimates epsilon from the scores of canaries that could join.
+
+  They are fitted by N(m, s^2), and epsilon at delta is that of telling it from
+  N(0, 1). If all canaries join equally often, s is 1. An s within three
+  standard errors of 1 is set to 1, since epsilon depends on s more than K
+  canaries can show (2 % in s are 40 % at epsilon 1). Unlike in the paper, the
+  released vectors of all rounds are added before scoring (for a canary that
+  joins every round, the sum is a sufficient statistic), and layers are weighted
+  by the inverse of their mean square, because noise and clips differ from layer
+  to layer. For one layer and one round the score is the paper's cosine.
 
   Args:
     member_scores: float [K], K at least 10.
