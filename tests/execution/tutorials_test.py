@@ -807,7 +807,7 @@ _REFUSED = {
             (_broadcast_result, (5.0, [1.0, 2.0]), (5.0, 3.0)),
         ),
     ),
-    'a broadcast of what was aggregated': _Refused(
+    'a broadcast of an aggregated value': _Refused(
         'into two computations, the second with that as a server argument',
         ((_two_aggregations, ([1.0, 2.0],), 9.0),),
     ),
@@ -840,8 +840,8 @@ _REFUSED = {
             (_of_sequence(tff.sequence_sum), ([1.0, 2.0],), None),
         ),
     ),
-    'at clients, a queue or another op whose state would pass from one client '
-    'to the next': _Refused(
+    'at clients, a queue or another op that would pass its state from one '
+    'client to the next': _Refused(
         'client work has FIFOQueueV2, whose state would pass from client',
         ((toys.sum_of(_count_in_queue), ([5.0, 6.0],), 2),),
     ),
