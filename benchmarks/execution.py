@@ -121,7 +121,7 @@ def main(_) -> None:
   }
   num_parameters = sizes.num_parameters()
   if 'ray' in contexts:
-    sent = contexts['ray'].last_store_bytes
+    sent = contexts['ray'].runner.last_round.store_bytes
     print(
         f'through the object store: {sent:,} bytes a round, '
         f'{sent / num_parameters:.1f} a parameter'

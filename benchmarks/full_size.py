@@ -95,7 +95,7 @@ def main(_) -> None:
       ).state
       clock.lap(f'round {number + 1}')
       if _RAY_WORKERS.value:
-        sent = context.last_store_bytes
+        sent = context.runner.last_round.store_bytes
         print(
             f'through the object store: {sent:,} bytes, '
             f'{sent / sizes.num_parameters():.1f} a parameter',

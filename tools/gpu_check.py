@@ -178,10 +178,7 @@ class Check:
         ('a round as on the CPU', self._round_as_on_cpu),
         ('two clients at once: the same bits', self._two_at_once),
         ('two clients on two parts of a device: the same bits', self._split),
-        ('a round on all devices, all-reduce: the same bits',
-         lambda: self._on_all_devices(all_reduce=True)),
-        ('a round on all devices, sums added in pairs: the same bits',
-         lambda: self._on_all_devices(all_reduce=False)),
+        ('a round on all devices: the same bits', self._on_all_devices),
         (f'{step}, float32', lambda: self._step('float32')),
         (f'{step}, bfloat16', lambda: self._step('bfloat16')),
         (f'{step}, {self._dtype}, under XLA',
@@ -397,12 +394,10 @@ class Check:
     if len(self._devices) < 2:
       raise NotRun(f'one {self._kind}')
 
-  def _on_all_devices(self, *, all_reduce: bool) -> str:
+  def _on_all_devices(self) -> str:
     self._check_several()
     one, _ = self._round_of(self._toy)
-    found, _ = self._round_of(
-        self._toy, devices=self._devices, all_reduce=all_reduce
-    )
+    found, _ = self._round_of(self._toy, devices=self._devices)
     return f'{len(self._devices)} devices, {_compare_bits(one, found)}'
 
   def _step(self, dtype: str, *, jit: bool = False) -> str:

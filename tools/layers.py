@@ -63,7 +63,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
         'execution': (
             'absl',
-            'attrs',
             'numpy',
             'psutil',
             'ray',

@@ -2,24 +2,17 @@
 
 import collections
 import functools
-from unittest import mock
 
+from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.execution import toys
-from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import compiler
-from tff_asr.execution import graph
-from tff_asr.execution import multi_device
-from tff_asr.privacy import correlated_noise
-from tff_asr.privacy import keys
-from tff_asr.privacy import noise
 from tff_asr.privacy import queries
-from tff_asr.privacy import strategies
 
 _CLIENTS = tff.FederatedType(
     collections.OrderedDict(count=np.int64, value=np.float32), tff.CLIENTS
@@ -144,67 +137,17 @@ class ExactSumsTest(parameterized.TestCase):
       self.assertEqual(found, expected)
 
 
-class DrawnAheadTest(parameterized.TestCase):
+class InPlaceTest(absltest.TestCase):
 
-  @parameterized.parameters(
-      queries.PerLayerClipSumQuery,
-      functools.partial(
-          queries.PerLayerClipSumQuery,
-          noise=correlated_noise.CorrelatedNoise(
-              strategy=strategies.optimize(num_rounds=4, min_sep=2),
-              min_sep=2,
-          ),
-      ),
-  )
-  def test_noise_of_all_layers_depends_on_server_values_only(self, query):
-    # Although each layer's waits until that before it was added.
+  def test_all_layers_of_a_sum_with_noise_are_added_in_place(self):
     types = tff.to_type(collections.OrderedDict(
         (name, tff.TensorType(np.float32, [3])) for name in 'abc'
     ))
-    with mock.patch.object(noise, '_GROUP', 3):
-      process = dp_mean.build(
-          build_query=functools.partial(
-              query, l2_norm_clip=1.0, noise_multiplier=1.0
-          ),
-          cohort_size=2,
-      ).create(types, tff.TensorType(np.float32))
+    process = dp_mean.build(
+        build_query=functools.partial(
+            queries.PerLayerClipSumQuery, l2_norm_clip=1.0, noise_multiplier=1.0
+        ),
+        cohort_size=2,
+    ).create(types, tff.TensorType(np.float32))
     compiled = compiler.compile_computation(process.next)
-    # All layers of a sum with noise are added in place.
     self.assertEqual(sum(compiled.clients.work.in_place), 3)
-    for program, count in (
-        (compiled.draw, 3),
-        (compiled.finish, 3),
-        (compiled.finish_drawn, 0),
-    ):
-      last = program.graphs[-1]
-      graph_def = tf.compat.v1.GraphDef.FromString(last.graph_def)
-      needed = graph.ancestors(graph_def, last.outputs)
-      drawn = [
-          node.name
-          for node in graph_def.node
-          if node.op == 'PyFuncStateless' and node.name in needed
-      ]
-      self.assertLen(drawn, count)
-      # One after the other.
-      self.assertContainsSubset(
-          drawn, graph.ancestors(graph_def, drawn[-1:])
-      )
-    released = [], []
-    for is_ahead in (False, True):
-      context = multi_device.build_sync_context(
-          multi_device.Settings(devices=['CPU:0'])
-      )
-      with (
-          mock.patch.object(multi_device._Runner, 'draws_ahead', is_ahead),
-          tff.framework.get_context_stack().install(context),
-      ):
-        state = aggregation.set_noise_key(
-            process.initialize(), keys.from_seed(0)
-        )
-        update = {name: np.ones([3], np.float32) for name in 'abc'}
-        for _ in range(2):
-          output = process.next(state, [update], [1.0])
-          state = output.state
-          released[is_ahead].append(output.result)
-    self.assertTrue(np.any(released[0][0]['a'] != released[0][1]['a']))
-    tf.nest.map_structure(np.testing.assert_array_equal, *released)

@@ -449,8 +449,8 @@ class ScheduleTest(parameterized.TestCase):
     with _install(context):
       # 13 fails: the sum is that of the others.
       self.assertEqual(_sum_toil([1, 13, 3, 13]), 4)
-      self.assertEqual(list(context.last_failures), [1, 3])
-      self.assertIn('An unlucky client.', context.last_failures[1])
+      self.assertEqual(list(context.runner.last_round.failures), [1, 3])
+      self.assertIn('An unlucky client.', context.runner.last_round.failures[1])
       with self.assertRaisesRegex(
           client_round.ClientError,
           r'^[23] clients failed, .*: Client [0-2] of 3',
@@ -462,7 +462,7 @@ class ScheduleTest(parameterized.TestCase):
       ):
         _sum_toil([13])
       self.assertEqual(_sum_toil([1, 2]), 3)
-      self.assertEmpty(context.last_failures)
+      self.assertEmpty(context.runner.last_round.failures)
     # All are left out: an empty cohort.
     self.assertEqual(_invoke(_sum_toil, [13, 13], max_failed_share=1.0), 0)
     # .29 * 100 is below 29 in floating point.
@@ -528,7 +528,7 @@ class ScheduleTest(parameterized.TestCase):
         side_effect=[[tf.constant(1)], error, error, error],
     ), _install(context):
       self.assertEqual(_sum_toil([1, 2]), 1)
-      self.assertRegex(context.last_failures[1], f'^{expected}')
+      self.assertRegex(context.runner.last_round.failures[1], f'^{expected}')
       with self.assertRaisesRegex(
           client_round.ClientError, f'Client 0 of 2 .*: {expected}'
       ):
@@ -612,21 +612,6 @@ class ScheduleTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'No zero'):
       _invoke(comp, [1.0, 2.0, 3.0], devices=_CPUS[:2])
-
-  def test_a_round_that_fails_waits_until_its_noise_is_drawn(self):
-    context = _build(devices=_CPUS[:1])
-    drawn = []
-
-    def draw(*_):
-      time.sleep(1.0)
-      drawn.append(True)
-      return []
-
-    context._runner._cache.get(toys.scaled_sum).draw = draw
-    with _install(context):
-      with self.assertRaisesRegex(client_round.ClientError, 'unlucky'):
-        toys.scaled_sum(1.0, [13.0])
-    self.assertEqual(drawn, [True])
 
 
 @logical_devices.needed

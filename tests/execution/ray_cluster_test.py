@@ -97,12 +97,12 @@ def _run(context, process, cohorts) -> list[np.ndarray]:
 
 
 def _actors(context):
-  return context._runner.actors
+  return context.runner.actors
 
 
 def _settings(context, **changes):
   """Changes the settings of a context's rounds in a `with` block."""
-  runner = context._runner
+  runner = context.runner
   return mock.patch.object(
       runner, 'settings', dataclasses.replace(runner.settings, **changes)
   )
@@ -307,7 +307,7 @@ class ComputationTest(parameterized.TestCase):
     self.assertEqual(set(total.numpy()), {780})
     # The model, at most two sums that fit into int32, and a measurement a
     # client.
-    found = _context().last_store_bytes
+    found = _context().runner.last_round.store_bytes
     self.assertIn(found - 160, [8 * _NUM_WEIGHTS, 12 * _NUM_WEIGHTS])
 
   @_slow
@@ -362,7 +362,7 @@ class ComputationTest(parameterized.TestCase):
       self.assertIsInstance(raised.exception.__cause__, tf.errors.OpError)
       with _settings(context, max_failed_share=0.5):
         self.assertEqual(toys.scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
-        self.assertEqual(list(context.last_failures), [1, 2])
+        self.assertEqual(list(context.runner.last_round.failures), [1, 2])
         with self.assertRaisesRegex(
             client_round.ClientError, '^2 clients failed, for example'
         ):
@@ -440,7 +440,8 @@ class LossTest(absltest.TestCase):
           return these.bits_of_gated_sum(context, gate, values)
 
         expected = run(these.Gate(is_open=True))
-        print('bytes', context.last_store_bytes - 20 * 4 * these._NUM_WEIGHTS)
+        sent = context.runner.last_round.store_bytes
+        print('bytes', sent - 20 * 4 * these._NUM_WEIGHTS)
         gate = these.Gate()
         with futures.ThreadPoolExecutor() as threads:
           found = threads.submit(run, gate)

@@ -155,9 +155,7 @@ class TrainTest(_WorkerTest):
       self.assertEqual(self.driver.run(key, values).ordered, expected)
 
   def test_a_flush_adds_the_sums_of_all_threads_that_have_one(self):
-    self.driver.worker._devices = devices.DeviceSet(
-        ('/device:CPU:0',), 3, False
-    )
+    self.driver.worker._devices = devices.DeviceSet(('/device:CPU:0',), 3)
     for number, threads in enumerate(((1,), (2,), (0, 2), (1, 2), (0, 1, 2))):
       key = self.driver.key(number, _exact())
       for thread in threads:

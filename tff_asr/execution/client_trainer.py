@@ -66,7 +66,6 @@ class ClientTrainer:
       clients_per_device: int,
       broadcast: Sequence[tf.Tensor],
       get_client: Callable[[int], Sequence[tf.Tensor]],
-      all_reduce: bool,
   ):
     """Copies the broadcast to the devices.
 
@@ -76,12 +75,10 @@ class ClientTrainer:
       clients_per_device: how many clients train at once on each.
       broadcast: the broadcast values.
       get_client: returns a client's flat values by its position.
-      all_reduce: see `reduction.sum_over_devices`.
     """
     # Consecutive threads are on different devices, so a small cohort uses all.
     self.devices = tuple(devices) * clients_per_device
     self._loaded = loaded
-    self._all_reduce = all_reduce
     self._get_client = get_client
     self._broadcast = {}
     self._ordered_zero = {}
@@ -164,7 +161,7 @@ class ClientTrainer:
           sums[device] = own
     if not sums:  # All leaves depend on the order.
       return []
-    return reduction.sum_over_devices(sums, all_reduce=self._all_reduce)
+    return reduction.sum_over_devices(sums)
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

@@ -10,8 +10,6 @@ A federated computation becomes a `FederatedProgram`:
     merge_ordered: <B, B> -> B   adds the leaves of two accumulators that are
                                  order-dependent sums
     finish: <S, A> -> X          the result at the server
-    draw: S -> N                 the noise of `finish`, ahead of it
-    finish_drawn: <S, N, A> -> X the rest of `finish`
 
 S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
@@ -127,8 +125,6 @@ class FederatedProgram:
     prepare: `S -> C`.
     clients: what runs at clients.
     finish: `<S, A> -> X`; large exact leaves of A are given up.
-    draw: `S -> N`; None if the host draws nothing.
-    finish_drawn: `<S, N, A> -> X`, as `finish`; None with `draw`.
   """
 
   arguments: 'PlacedArguments'
@@ -136,8 +132,6 @@ class FederatedProgram:
   prepare: graph.Program
   clients: ClientPrograms
   finish: graph.Program
-  draw: graph.Program | None
-  finish_drawn: graph.Program | None
 
 
 def compile_computation(
@@ -161,7 +155,7 @@ def compile_computation(
     ValueError: no argument of `comp` tells how many clients it has.
   """
   # Before the try: it is an error of the caller, whatever runs the computation.
-  intrinsics.check_clients(comp, None)
+  intrinsics.check_clients(comp)
   found = intrinsics.called_intrinsics(comp)
   try:
     return _compile(comp, found)
@@ -183,9 +177,6 @@ def compile_computation(
       )
     raise UncompilableError(f'{message}.') from error
 
-
-# The op by which `privacy.noise` draws on the host.
-_HOST_OP = 'PyFuncStateless'
 
 # Keeps TFF from running Grappler on each extracted graph. TensorFlow does so
 # anyway at the program's first call, on the device that runs it.
@@ -298,14 +289,6 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)
   in_place = _find_in_place(merge, is_exact)
-  finish = graph.Program(
-      (report, update),
-      num_kept=num_servers,
-      # The first outputs are the state that passes through.
-      first_output=num_servers,
-      given_up=in_place,
-  )
-  draw, finish_drawn = _split_draw(finish)
   return FederatedProgram(
       arguments=arguments,
       result=values.TypeFlattener(comp.type_signature.result),
@@ -321,95 +304,14 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
           merge_ordered=_without_exact(merge, is_exact),
           is_exact=is_exact,
       ),
-      finish=finish,
-      draw=draw,
-      finish_drawn=finish_drawn,
+      finish=graph.Program(
+          (report, update),
+          num_kept=num_servers,
+          # The first outputs are the state that passes through.
+          first_output=num_servers,
+          given_up=in_place,
+      ),
   )
-
-
-def _split_draw(
-    finish: graph.Program,
-) -> tuple[graph.Program | None, graph.Program | None]:
-  """Splits off what the host draws and depends on the server's values only.
-
-  That is the noise of `privacy.noise`, which depends on the round's key.
-
-  Returns:
-    `draw` and `finish_drawn`, or None twice.
-  """
-  report, update = finish.graphs
-  num_servers = finish.num_kept
-  graph_def = tf.compat.v1.GraphDef.FromString(update.graph_def)
-  # Noise waits for checks, which stay in what finishes, and, to save memory,
-  # for the layers before, which are of the clients' sum.
-  unordered = tf.compat.v1.GraphDef.FromString(update.graph_def)
-  for node in unordered.node:
-    node.input[:] = [name for name in node.input if not name.startswith('^')]
-  of_clients = set(map(graph.node_name, update.inputs[num_servers:]))
-  nodes = [
-      node
-      for node in graph_def.node
-      if node.op == _HOST_OP
-      and of_clients.isdisjoint(graph.ancestors(unordered, [node.name]))
-  ]
-  if not nodes:
-    return None, None
-  # One draw uses all threads: the next one waits for it.
-  by_name = {node.name: node for node in unordered.node}
-  for before, node in itertools.pairwise(nodes):
-    by_name[node.name].input.append(f'^{before.name}')
-  draws, names, specs = [], [], []
-  for node in nodes:
-    outputs = _make_inputs(graph_def, node)
-    draws += [f'{node.name}:{index}' for index in range(len(outputs))]
-    names += [name for name, _ in outputs]
-    specs += [spec for _, spec in outputs]
-  # `draw` runs before the clients' sum exists, so it takes S only.
-  servers = update.inputs[:num_servers], update.specs[:num_servers]
-  draw = dataclasses.replace(
-      update,
-      graph_def=unordered.SerializeToString(),
-      inputs=servers[0],
-      specs=servers[1],
-      outputs=tuple(draws),
-  )
-  rest = dataclasses.replace(
-      update,
-      graph_def=graph_def.SerializeToString(),
-      inputs=(*servers[0], *names, *update.inputs[num_servers:]),
-      specs=(*servers[1], *specs, *update.specs[num_servers:]),
-  )
-  return graph.Program((draw,)), dataclasses.replace(
-      finish, graphs=(report, rest), num_kept=num_servers + len(names)
-  )
-
-
-def _make_inputs(
-    graph_def: tf.compat.v1.GraphDef, node: tf.compat.v1.NodeDef
-) -> list[tuple[str, tf.TensorSpec]]:
-  """Replaces a node's outputs by inputs of the graph.
-
-  Returns:
-    The tensor name and the spec of each new input.
-  """
-  dtypes = list(node.attr['Tout'].list.type)
-  names = [f'{node.name}_drawn_{index}' for index in range(len(dtypes))]
-  for name, dtype in zip(names, dtypes, strict=True):
-    placeholder = graph_def.node.add(name=name, op='Placeholder')
-    placeholder.attr['dtype'].type = dtype
-    # The op of the host declares no shapes; later ops set them.
-    placeholder.attr['shape'].shape.unknown_rank = True
-  # The node keeps its name, under which others take its outputs.
-  node.op = 'IdentityN'
-  waits = [name for name in node.input if name.startswith('^')]
-  node.input[:] = [*names, *waits]
-  # Attributes of the former op, which IdentityN lacks.
-  node.attr.clear()
-  node.attr['T'].list.type[:] = dtypes
-  return [
-      (f'{name}:0', tf.TensorSpec(None, tf.as_dtype(dtype)))
-      for name, dtype in zip(names, dtypes)
-  ]
 
 
 def _find_exact(
@@ -423,9 +325,12 @@ def _find_exact(
   # An accumulator of other leaves than the update is not a sum of updates.
   if len(accumulate.inputs) != 2 * count:
     return (False,) * count
+  graph_defs = [
+      tf.compat.v1.GraphDef.FromString(each.graph_def)
+      for each in (accumulate, merge)
+  ]
   is_exact = [spec.dtype.is_integer for spec in merge.specs[:count]]
-  for each in (accumulate, merge):
-    graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
+  for each, graph_def in zip((accumulate, merge), graph_defs):
     is_exact = [
         before and graph.is_sum(graph_def, *names)
         for before, *names in zip(
@@ -433,8 +338,7 @@ def _find_exact(
         )
     ]
   # If another leaf depends on a sum, adding in another order would change it.
-  for each in (accumulate, merge):
-    graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
+  for each, graph_def in zip((accumulate, merge), graph_defs):
     needed = graph.ancestors(
         graph_def, list(_ordered(each.outputs, is_exact))
     )
@@ -517,11 +421,17 @@ class PlacedArguments:
       ValueError: an argument without placement.
     """
     self._type = type_spec
-    leaves = list(_iter_placed_types(type_spec))
+    self._leaves = tff.structure.flatten(type_spec)
+    for leaf in self._leaves:
+      if not isinstance(leaf, tff.FederatedType):
+        raise ValueError(
+            f'an argument of type {leaf} has no placement: place it at the '
+            'server, and broadcast it where clients need it'
+        )
     self.server_type, self.client_type = (
         tff.StructType([
             leaf.member
-            for leaf in leaves
+            for leaf in self._leaves
             if intrinsics.is_one_per_client(leaf) == at_clients
         ])
         for at_clients in (False, True)
@@ -540,7 +450,18 @@ class PlacedArguments:
       ValueError: client arguments of different lengths.
     """
     servers, clients = [], []
-    _split(argument, self._type, 'argument', servers, clients)
+    for value, leaf, name in values.iter_leaves(
+        argument, self._type, 'argument'
+    ):
+      if not intrinsics.is_one_per_client(leaf):
+        servers.append(value)
+      elif isinstance(value, (list, tuple)):
+        clients.append(value)
+      else:
+        raise TypeError(
+            f'{name} must be a list with one value for each client, found '
+            f'{type(value).__name__}.'
+        )
     lengths = {len(members) for members in clients}
     if len(lengths) > 1:
       raise ValueError(
@@ -555,66 +476,14 @@ class PlacedArguments:
       self, server: tff.Value, clients: tff.Value
   ) -> tff.structure.Struct | tff.Value:
     """Returns the original parameter, while tracing."""
-    return _assemble(
-        self._type,
-        (server[index] for index in range(len(self.server_type))),
-        (clients[index] for index in range(len(self.client_type))),
-    )
-
-
-def _iter_placed_types(type_spec: tff.Type) -> Iterator[tff.FederatedType]:
-  """Yields the federated types of a structure of them, in order.
-
-  Raises:
-    ValueError: a part of `type_spec` has no placement.
-  """
-  if isinstance(type_spec, tff.FederatedType):
-    yield type_spec
-  elif isinstance(type_spec, tff.StructType):
-    for _, field in tff.structure.iter_elements(type_spec):
-      yield from _iter_placed_types(field)
-  else:
-    raise ValueError(
-        f'an argument of type {type_spec} has no placement: place it at the '
-        'server, and broadcast it where clients need it'
-    )
-
-
-def _split(
-    value: object,
-    type_spec: tff.Type,
-    name: str,
-    servers: list[object],
-    clients: list[Sequence[object]],
-) -> None:
-  """Appends the placed values under `value` to `servers` and `clients`."""
-  if isinstance(type_spec, tff.StructType):
-    for field in values.iter_fields(value, type_spec, name):
-      _split(*field, servers, clients)
-  elif not intrinsics.is_one_per_client(type_spec):
-    servers.append(value)
-  elif isinstance(value, (list, tuple)):
-    clients.append(value)
-  else:
-    raise TypeError(
-        f'{name} must be a list with one value for each client, found '
-        f'{type(value).__name__}.'
-    )
-
-
-def _assemble(
-    type_spec: tff.Type,
-    servers: Iterator[tff.Value],
-    clients: Iterator[tff.Value],
-) -> tff.structure.Struct | tff.Value:
-  """Takes the next values in the structure of the parameter."""
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct([
-        (name, _assemble(field, servers, clients))
-        for name, field in tff.structure.iter_elements(type_spec)
-    ])
-  if intrinsics.is_one_per_client(type_spec):
-    return next(clients)
-  if intrinsics.is_at_clients(type_spec):
-    return tff.federated_broadcast(next(servers))
-  return next(servers)
+    server_index, client_index = itertools.count(), itertools.count()
+    leaves = []
+    for leaf in self._leaves:
+      if intrinsics.is_one_per_client(leaf):
+        leaves.append(clients[next(client_index)])
+        continue
+      value = server[next(server_index)]
+      # Equal at all clients: the server holds it once, and broadcasts it.
+      is_at_clients = intrinsics.is_at_clients(leaf)
+      leaves.append(tff.federated_broadcast(value) if is_at_clients else value)
+    return tff.structure.pack_sequence_as(self._type, leaves)

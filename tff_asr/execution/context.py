@@ -4,9 +4,6 @@
     total = the sum over all clients             a subclass' `run_clients`
     result = finish(server, total)               on the server device
 
-A runner that trains no client in this process draws the noise of `finish` while
-it waits for clients (`Runner.draws_ahead`); the bits are the same.
-
 Computations without clients run on the server device as they are. In a
 synchronous context a call returns its result. In an asynchronous one it returns
 an awaitable: the event loop stays free, and cancelling the awaitable ends the
@@ -15,14 +12,13 @@ round after the clients in work.
 
 import abc
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from concurrent import futures
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import ctypes
 import dataclasses
 import functools
 import inspect
 import threading
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 import weakref
 
 import tensorflow as tf
@@ -32,7 +28,6 @@ from tff_asr import checks
 from tff_asr import rounding
 from tff_asr.execution import client_round
 from tff_asr.execution import compiler
-from tff_asr.execution import intrinsics
 from tff_asr.execution import reduction
 from tff_asr.execution import scheduler
 
@@ -56,9 +51,6 @@ class Settings:
     gpu_memory_mb: memory of each of these clients on a GPU, in MiB. Each then
       has a logical device with its own compute stream. None: they share the
       GPU's memory and its one stream.
-    all_reduce: whether a process adds the sums of its devices by an all-reduce
-      (NCCL, on GPUs); False adds them pairwise. None: an all-reduce if all
-      devices are GPUs and none is split (`gpu_memory_mb`), else pairwise.
     client_cost: a function of a client's argument (a tuple if there are
       several) that returns its expected cost, such as seconds of audio. Costly
       clients start first. Floats (measurements, deltas without a clip) are
@@ -75,7 +67,6 @@ class Settings:
 
   clients_per_device: int = 1
   gpu_memory_mb: int | None = None
-  all_reduce: bool | None = None
   client_cost: Callable[[Any], float] | None = None
   max_failed_share: float = 0.0
   client_timeout_sec: float | None = None
@@ -138,9 +129,8 @@ class _LoadedFederatedProgram(Generic[_Clients]):
     program: the computation.
     lock: held during a call: a computation has one call at a time.
     clients: what the runner's `load_clients` returned.
-    prepare: see `compiler.FederatedProgram`; as the next ones.
-    finish: or `finish_drawn`, if `draw` is not None.
-    draw: None if `finish` draws the noise.
+    prepare: see `compiler.FederatedProgram`.
+    finish: see `compiler.FederatedProgram`.
     merge_ordered: None if all sums are exact.
   """
 
@@ -150,20 +140,23 @@ class _LoadedFederatedProgram(Generic[_Clients]):
     self.program = program
     self.lock = threading.Lock()
     self.prepare = program.prepare.load()
-    self.draw, finish = None, program.finish
-    if runner.draws_ahead and program.draw is not None:
-      self.draw, finish = program.draw.load(), program.finish_drawn
-    self.finish = finish.load()
+    self.finish = program.finish.load()
     merge = program.clients.merge_ordered
     self.merge_ordered = merge and merge.load()
     self.clients = runner.load_clients(program.clients)
 
-  def draw_ahead(self, server: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the noise that `finish` takes, drawn on the host."""
-    if self.draw is None:
-      return []
-    with tf.device('/device:CPU:0'):
-      return self.draw(*server)
+
+class RoundReport(NamedTuple):
+  """What a runner reports of a round besides the result.
+
+  Attributes:
+    failures: the causes of the failed clients, by position in the cohort.
+    store_bytes: bytes that went into an object store for the round: its
+      broadcast, sums and measurements.
+  """
+
+  failures: Mapping[int, str] = {}
+  store_bytes: int = 0
 
 
 class Runner(abc.ABC, Generic[_Clients]):
@@ -173,15 +166,8 @@ class Runner(abc.ABC, Generic[_Clients]):
 
   Attributes:
     settings: settings of all rounds.
-    last_failures: the causes of the failed clients of the round that finished
-      last, by position.
-    last_store_bytes: bytes that went into an object store for that round: its
-      broadcast, sums and measurements.
-    draws_ahead: whether noise is drawn while clients work. It takes as much
-      memory as their sum.
+    last_round: the report of the round that finished last.
   """
-
-  draws_ahead = False
 
   def __init__(self, settings: Settings, *, server_device: str):
     """Prepares to run.
@@ -193,8 +179,7 @@ class Runner(abc.ABC, Generic[_Clients]):
     self.settings = settings
     self._server_device = server_device
     self._cache = ComputationCache(self._load)
-    self.last_failures: dict[int, str] = {}
-    self.last_store_bytes = 0
+    self.last_round = RoundReport()
 
   @property
   @abc.abstractmethod
@@ -224,7 +209,7 @@ class Runner(abc.ABC, Generic[_Clients]):
     with loaded.lock, tf.device(self._server_device):
       if isinstance(loaded, _LoadedServerProgram):
         return loaded.run(arg)
-      return self._invoke_over_clients(comp, loaded, arg, stop)
+      return self._invoke_over_clients(loaded, arg, stop)
 
   def _load(
       self, comp: tff.Computation
@@ -236,7 +221,6 @@ class Runner(abc.ABC, Generic[_Clients]):
 
   def _invoke_over_clients(
       self,
-      comp: tff.Computation,
       loaded: _LoadedFederatedProgram[_Clients],
       arg: Any,
       stop: threading.Event,
@@ -248,26 +232,15 @@ class Runner(abc.ABC, Generic[_Clients]):
     # This also returns free memory of the round before.
     trim_malloc(broadcast)
     this_round = self._build_round(loaded, clients, broadcast, stop)
-    # Leaving the block waits for the drawing, also if the round has failed: it
-    # uses all threads.
-    with futures.ThreadPoolExecutor(1) as thread:
-      drawing = thread.submit(loaded.draw_ahead, server)
-      if clients:
-        total = self.run_clients(loaded.clients, this_round)
-      else:
-        total = program.clients.zero.load()()
-    self.last_failures = this_round.failures
-    # After the clients: all of them may have failed.
-    intrinsics.check_clients(comp, len(clients) - len(self.last_failures))
-    self.last_store_bytes = this_round.store_bytes
+    if clients:
+      total = self.run_clients(loaded.clients, this_round)
+    else:
+      total = program.clients.zero.load()()
+    self.last_round = RoundReport(this_round.failures, this_round.store_bytes)
     trim_malloc(total)
     # It refers to the sum, too, which `finish` frees leaf by leaf.
     del this_round
-    results = loaded.finish(
-        *server,
-        *drawing.result(),
-        *program.clients.as_variables(total),
-    )
+    results = loaded.finish(*server, *program.clients.as_variables(total))
     trim_malloc(results)
     return program.result.pack(results)
 
@@ -328,36 +301,27 @@ def trim_malloc(tensors: Iterable[tf.Tensor]) -> None:
     _malloc_trim(0)
 
 
-class _RunnerContext:
-  """A context's view of its runner; see `Runner`."""
-
-  def __init__(self, runner: Runner):
-    self._runner = runner
-
-  @property
-  def last_failures(self) -> dict[int, str]:
-    return self._runner.last_failures
-
-  @property
-  def last_store_bytes(self) -> int:
-    return self._runner.last_store_bytes
-
-
-class SyncContext(_RunnerContext, tff.framework.SyncContext):
+class SyncContext(tff.framework.SyncContext):
   """Runs computations in the calling thread's time."""
 
+  def __init__(self, runner: Runner):
+    self.runner = runner
+
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    return self._runner.invoke(comp, arg, stop=threading.Event())
+    return self.runner.invoke(comp, arg, stop=threading.Event())
 
 
-class AsyncContext(_RunnerContext, tff.framework.AsyncContext):
+class AsyncContext(tff.framework.AsyncContext):
   """Runs computations in a thread, and awaits it."""
+
+  def __init__(self, runner: Runner):
+    self.runner = runner
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     if inspect.isawaitable(arg):
       arg = await arg
     stop = threading.Event()
-    call = functools.partial(self._runner.invoke, comp, arg, stop=stop)
+    call = functools.partial(self.runner.invoke, comp, arg, stop=stop)
     try:
       # In a thread, because the round blocks. It cannot be cancelled itself, so
       # `stop` tells it to end.

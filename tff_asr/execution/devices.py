@@ -36,12 +36,10 @@ class DeviceSet(NamedTuple):
   Attributes:
     devices: logical devices.
     clients_per_device: how many train at once on each.
-    all_reduce: whether the devices' sums are added by an all-reduce.
   """
 
   devices: tuple[str, ...]
   clients_per_device: int
-  all_reduce: bool
 
 
 def choose(
@@ -49,7 +47,6 @@ def choose(
     *,
     clients_per_device: int,
     gpu_memory_mb: int | None,
-    all_reduce: bool | None,
 ) -> DeviceSet:
   """Returns the devices to train on, for settings as in `context.Settings`.
 
@@ -62,11 +59,8 @@ def choose(
   # The setting has no effect on a machine without GPUs.
   is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
   found = logical_devices(devices)
-  if all_reduce is None:
-    # NCCL needs physical GPUs.
-    all_reduce = not is_split and all(':GPU:' in name for name in found)
   # The parts of a split GPU are devices, and each trains one client.
-  return DeviceSet(found, 1 if is_split else clients_per_device, all_reduce)
+  return DeviceSet(found, 1 if is_split else clients_per_device)
 
 
 def split_gpus(*, count: int, memory_mb: int | None) -> int | None:

@@ -60,7 +60,6 @@ class Graph:
     outputs: tensor names of the result's leaves, in the type's order.
     specs: a `tf.TensorSpec` for each input.
     initialize_op: name of the op that sets tables and variables, or ''.
-    session_token: tensor name of TFF's session token, or ''.
     shared_state: the ops with a state that outlives a call.
   """
 
@@ -69,7 +68,6 @@ class Graph:
   outputs: tuple[str, ...]
   specs: tuple[tf.TensorSpec, ...]
   initialize_op: str
-  session_token: str
   shared_state: tuple[str, ...]
 
 
@@ -95,7 +93,6 @@ def from_computation(comp: tff.Computation) -> Graph:
       outputs=tuple(_binding_names(section.result)),
       specs=values.TypeFlattener(comp.type_signature.parameter).specs,
       initialize_op=section.initialize_op,
-      session_token=section.session_token_tensor_name,
       shared_state=find_shared_state(graph_def),
   )
 
@@ -438,7 +435,8 @@ def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
     if node.op != 'AssignVariableOp' or node_name(node.input[0]) not in handles:
       continue
     wrapped = graph_def.node.add(
-        # An optional hides the shape: shape inference does not look into it.
+        # An optional hides the shape: shape inference does not look into it, as
+        # it does into a PlaceholderWithDefault.
         name=f'{node.name}/optional',
         op='OptionalFromValue',
         input=[node.input[1]],
@@ -522,9 +520,6 @@ def _import_graph(
       for source, tensor in zip(graph.inputs, tensors, strict=True)
       if node_name(source) in present
   }
-  if node_name(graph.session_token) in present:
-    # It identifies a session of TFF, and there is none here.
-    input_map[graph.session_token] = tf.constant('')
   found = tf.graph_util.import_graph_def(
       graph_def, input_map=input_map, return_elements=outputs, name=name
   )

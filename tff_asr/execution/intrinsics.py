@@ -1,12 +1,6 @@
-"""Intrinsics that a TFF computation calls, and checks of its number of clients.
-
-Our contexts refuse computations that have no meaningful result over zero
-clients. A sum over zero clients is 0 and a mean NaN, as TFF defines them.
-"""
+"""Intrinsics that a TFF computation calls, and whether it can count clients."""
 
 import tensorflow_federated as tff
-
-from tff_asr.execution import values
 
 _AT_SERVER = frozenset([
     'federated_apply',
@@ -23,8 +17,6 @@ NOT_NATIVE = frozenset([
     'sequence_map',
     'sequence_sum',
 ])
-# Over zero clients their value is the largest or smallest number of the dtype.
-_EXTREMES = frozenset(['federated_max', 'federated_min'])
 
 
 def called_intrinsics(comp: tff.Computation) -> frozenset[str]:
@@ -54,52 +46,22 @@ def is_one_per_client(type_spec: tff.Type) -> bool:
   return is_at_clients(type_spec) and not type_spec.all_equal
 
 
-def count_clients(
-    argument: object, type_spec: tff.Type | None
-) -> int | None:
-  """Returns the number of clients in an argument; None if it has none."""
-  if isinstance(type_spec, tff.StructType):
-    fields = values.iter_fields(argument, type_spec, 'argument')
-    counts = (count_clients(value, part) for value, part, _ in fields)
-    # The first one decides; `PlacedArguments.split` compares all of them.
-    return next((count for count in counts if count is not None), None)
-  if is_one_per_client(type_spec) and isinstance(argument, (list, tuple)):
-    return len(argument)
-  return None
+def check_clients(comp: tff.Computation) -> None:
+  """Raises ValueError if no argument gives the number of clients.
 
-
-def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
-  """Raises ValueError if the result is meaningless without clients.
-
-  Args:
-    comp: a computation.
-    num_clients: how many clients it is called with; None if that is unknown,
-      as before a call.
+  TFF infers it from the arguments. Without an argument at clients its runtime
+  assumes zero clients, and returns the initial value of the aggregation.
   """
-  if num_clients:
+  parameter = comp.type_signature.parameter
+  if parameter is not None and tff.types.contains(parameter, is_one_per_client):
     return
-  found = called_intrinsics(comp)
-  if num_clients == 0:
-    for name in sorted(found & _EXTREMES):
-      raise ValueError(
-          f'A {name} over zero clients has no value; it needs at least one.'
-      )
-  # TFF infers the number of clients from the arguments. Without an argument at
-  # clients its runtime assumes zero clients, and returns the initial value of
-  # the aggregation.
-  elif any(
-      name.startswith('federated_') and name not in _AT_SERVER for name in found
-  ) and not _takes_clients(comp):
+  if any(
+      name.startswith('federated_') and name not in _AT_SERVER
+      for name in called_intrinsics(comp)
+  ):
     raise ValueError(
         'The computation of type '
         f'{comp.type_signature.compact_representation()[:200]} works at '
         'clients, but has no argument with one value per client, so their '
         'number is unknown; give it one, such as a list of client ids.'
     )
-
-
-def _takes_clients(comp: tff.Computation) -> bool:
-  parameter = comp.type_signature.parameter
-  return parameter is not None and tff.types.contains(
-      parameter, is_one_per_client
-  )

@@ -16,8 +16,7 @@ at a time. The first device is the server device. Values stay in this process.
 - The result has the same bits for any number of devices (of one kind) and of
   clients at once, if the computation has no unseeded or stateful random ops. On
   GPUs this needs deterministic kernels (TF_DETERMINISTIC_OPS=1); not run.
-- An empty cohort gives the server step on `zero`, unless that makes no sense
-  (`intrinsics.check_clients`).
+- An empty cohort gives the server step on `zero`.
 - Up to `max_failed_share` of a round's clients may fail; they are left out. One
   more ends the round with a `client_round.ClientError`; a client that hangs,
   with a `client_round.ClientTimeoutError` if there is a time limit.
@@ -106,7 +105,6 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
         settings.devices,
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
-        all_reduce=settings.all_reduce,
     )
     super().__init__(settings, server_device=self._device_set.devices[0])
 
@@ -134,7 +132,6 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
         # A small cohort needs no broadcast on the other devices.
         devices=self._device_set.devices[:num_clients],
         clients_per_device=self._device_set.clients_per_device,
-        all_reduce=self._device_set.all_reduce,
         broadcast=this_round.broadcast,
         get_client=this_round.get_client,
     )

@@ -5,7 +5,6 @@
 A worker is a Ray actor: a process with one device or more. A round:
 
     here    prepare             the broadcast, to the object store
-    here    draw                the round's noise, while workers are busy
     here    Scheduler.acquire   a task, in a thread for each of a worker's
     worker  ping                before each task: does its object store answer?
     worker  train               a group of clients, into the worker's sum
@@ -65,8 +64,7 @@ class Settings(context.Settings):
       context is built, else on CPUs. None: as many as the GPUs allow, or one
       for each node.
     gpus_per_worker: GPUs of each actor, if actors are on GPUs. If one actor has
-      all GPUs of a machine, an all-reduce adds their sums, and the machine
-      sends one.
+      all GPUs of a machine, it adds their sums, and the machine sends one.
     cpus_per_worker: CPUs of each actor, and threads of each of its ops. The
       bits of a result depend on it.
     required_paths: files and folders, such as shards, that each actor must find

@@ -200,8 +200,6 @@ class _RayPrograms(NamedTuple):
 class RayRunner(context.Runner[_RayPrograms]):
   """Runs clients on Ray actors, and the server's part in this process."""
 
-  draws_ahead = True  # This process trains no client.
-
   def __init__(self, settings: ray_cluster.Settings):
     """Connects to the cluster and starts the actors."""
     ray_session.connect(
@@ -218,7 +216,6 @@ class RayRunner(context.Runner[_RayPrograms]):
         ),
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
-        all_reduce=settings.all_reduce,
     )
     self._actors = {}  # By room; see `_find_rooms`.
     # GPUs and CPUs give different bits, so all actors stay of one kind.

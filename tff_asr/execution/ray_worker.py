@@ -66,7 +66,6 @@ class WorkerSettings(NamedTuple):
       driver.
     clients_per_device: see `context.Settings`.
     gpu_memory_mb: see `context.Settings`.
-    all_reduce: see `context.Settings`.
   """
 
   folder: str
@@ -76,7 +75,6 @@ class WorkerSettings(NamedTuple):
   required_files: dict[str, str]
   clients_per_device: int
   gpu_memory_mb: int | None
-  all_reduce: bool | None
 
 
 class WorkerDescription(NamedTuple):
@@ -135,7 +133,7 @@ class RayWorker:
   def __init__(self, get: Callable[['ray.ObjectRef'], Any] | None = None):
     """Starts without a device; `get` replaces `ray.get` in tests."""
     self._get = get or _import_ray().get
-    self._devices = devices.DeviceSet(('/device:CPU:0',), 1, False)
+    self._devices = devices.DeviceSet(('/device:CPU:0',), 1)
     self._loaded = {}  # `client_trainer.LoadedClientPrograms`, by computation.
     self._rounds = {}  # Trainer and clients' values, by round number.
     # Bounded: late tasks of a round arrive at most a few rounds later.
@@ -171,7 +169,6 @@ class RayWorker:
         None,
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
-        all_reduce=settings.all_reduce,
     )
     if ray_lib.get_gpu_ids() and 'GPU' not in self._devices.devices[0]:
       raise ValueError(
@@ -247,7 +244,6 @@ class RayWorker:
             self._load(key),
             devices=self._devices.devices,
             clients_per_device=self._devices.clients_per_device,
-            all_reduce=self._devices.all_reduce,
             broadcast=unpack(self._get(key.broadcast[0])),
             get_client=values.get,
         )

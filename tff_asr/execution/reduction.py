@@ -1,22 +1,17 @@
 """Sums over groups of clients and over devices.
 
 Sums of integers are exact in any order: each thread adds its clients, each
-device its threads' sums, and `sum_over_devices` the devices' sums, pairwise or
-by an all-reduce (NCCL on GPUs). Sums of floats (measurements, deltas without a
-clip) depend on the order. `OrderedSum` adds them in the order of the groups'
-numbers, whichever is ready first, so that their bits depend neither on the
-number of workers nor on their speed.
+device its threads' sums, and `sum_over_devices` the devices' sums, pairwise.
+Sums of floats (measurements, deltas without a clip) depend on the order.
+`OrderedSum` adds them in the order of the groups' numbers, whichever is ready
+first, so that their bits depend neither on the number of workers nor on their
+speed.
 """
 
 from collections.abc import Callable, Sequence
-import functools
-import itertools
 import threading
 
 import tensorflow as tf
-
-# Collective operations of a process are told apart by such keys.
-_keys = itertools.count(1)
 
 
 class OrderedSum:
@@ -54,18 +49,12 @@ class OrderedSum:
     return self._total
 
 
-def sum_over_devices(
-    sums: dict[str, list[tf.Tensor]], *, all_reduce: bool
-) -> list[tf.Tensor]:
+def sum_over_devices(sums: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
   """Returns the sum of integer leaves, on the first of the devices.
 
   Args:
     sums: the leaves on each logical device; emptied, to free them early.
-    all_reduce: whether all devices add at once, by a collective operation
-      (NCCL on GPUs, a ring on CPUs); else pairwise.
   """
-  if all_reduce and len(sums) > 1:
-    return _all_reduce(sums)
   parts = list(sums.items())
   sums.clear()
   while len(parts) > 1:
@@ -79,48 +68,3 @@ def sum_over_devices(
           # Freed leaf by leaf: two whole sums would be alive otherwise.
           other[leaf] = None
   return parts[0][1]
-
-
-def _all_reduce(sums: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
-  """Adds one leaf after another, on all devices at once."""
-  reduce_leaf = _build_all_reduce(tuple(sums))
-  parts = list(sums.values())
-  sums.clear()
-  for index, leaves in enumerate(zip(*parts)):
-    # Leaf by leaf, to free early. Each device gets the sum; one is kept.
-    parts[0][index] = reduce_leaf(*leaves)[0]
-    for part in parts[1:]:
-      part[index] = None
-  return parts[0]
-
-
-@functools.lru_cache
-def _build_all_reduce(
-    devices: tuple[str, ...]
-) -> Callable[..., list[tf.Tensor]]:
-  """Returns a function from a leaf's part on each device to its sums."""
-  # A group's key must not be used with other devices in this process.
-  group = next(_keys)
-  hint = 'nccl' if all(':GPU:' in device for device in devices) else 'auto'
-
-  def reduce_leaf(*parts):
-    instance = next(_keys)  # Each shape and dtype is traced once.
-    sums = []
-    for device, part in zip(devices, parts):
-      with tf.device(device):
-        sums.append(
-            # The second version, with keys as tensors, did not end here.
-            tf.raw_ops.CollectiveReduce(
-                input=part,
-                group_size=len(devices),
-                group_key=group,
-                instance_key=instance,
-                merge_op='Add',
-                final_op='Id',
-                subdiv_offsets=[0],
-                communication_hint=hint,
-            )
-        )
-    return sums
-
-  return tf.function(reduce_leaf, autograph=False)

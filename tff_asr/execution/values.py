@@ -10,23 +10,14 @@ tensors on the device that computed them, so a large state stays there between
 rounds. Scalars and strings come back as NumPy values.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import functools
 import itertools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import attrs
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-
-
-@runtime_checkable
-class _NamedTuple(Protocol):
-  """The protocol of classes made by `typing.NamedTuple`."""
-
-  def _asdict(self) -> dict[str, Any]:
-    """Returns the fields."""
 
 
 class TypeFlattener:
@@ -54,7 +45,8 @@ class TypeFlattener:
       ValueError: `type_spec` holds a function or another type without values.
     """
     self._type = _without_placements(type_spec)
-    self.specs = tuple(_leaf_specs(self._type))
+    self._leaf_types = tff.structure.flatten(self._type)
+    self.specs = tuple(map(_leaf_spec, self._leaf_types))
 
   def flatten(
       self, value: object, *, name: str = 'argument'
@@ -70,26 +62,23 @@ class TypeFlattener:
     Raises:
       TypeError: a leaf or a container does not fit the type; names it.
     """
-    return list(_flatten(value, self._type, name)) if self.specs else []
+    if not self.specs:
+      return []
+    return [_to_leaf(*leaf) for leaf in iter_leaves(value, self._type, name)]
 
   def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
     """Returns the tensors, one a leaf, in the containers of the type."""
-    value = _pack(self._type, iter(tensors))
+    leaves = list(map(_from_leaf, tensors, self._leaf_types))
+    value = tff.structure.pack_sequence_as(self._type, leaves)
     # Containers, such as a NamedTuple of the program, are part of the type.
     return tff.types.type_to_py_container(value, self._type)
 
 
-def _leaf_specs(type_spec: tff.Type) -> list[tf.TensorSpec]:
-  if isinstance(type_spec, tff.StructType):
-    return [
-        spec
-        for _, field in tff.structure.iter_elements(type_spec)
-        for spec in _leaf_specs(field)
-    ]
+def _leaf_spec(type_spec: tff.Type) -> tf.TensorSpec:
   if isinstance(type_spec, tff.SequenceType):
-    return [tf.TensorSpec([], tf.variant)]  # A dataset's handle in graphs.
+    return tf.TensorSpec([], tf.variant)  # A dataset's handle in graphs.
   if isinstance(type_spec, tff.TensorType):
-    return [_tensor_spec(type_spec)]
+    return _tensor_spec(type_spec)
   raise ValueError(
       f'Values are tensors, structs and sequences; found type {type_spec}.'
   )
@@ -125,49 +114,31 @@ def _without_placements(type_spec: tff.Type | None) -> tff.Type:
   return tff.StructWithPythonType(fields, container)
 
 
-def _flatten(
+def iter_leaves(
     value: object, type_spec: tff.Type, name: str
-) -> Iterator[tf.Tensor]:
-  if isinstance(type_spec, tff.TensorType):
-    yield _to_tensor(value, _tensor_spec(type_spec), name)
-  elif isinstance(type_spec, tff.SequenceType):
-    yield _to_variant(value, type_spec, name)
-  else:
-    for field in iter_fields(value, type_spec, name):
-      yield from _flatten(*field)
-
-
-def iter_fields(
-    value: object, type_spec: tff.StructType, name: str
 ) -> Iterator[tuple[object, tff.Type, str]]:
-  """Yields each field of a container with its type and its name in messages.
+  """Yields each leaf of a value with its type and its name in messages.
 
   Args:
-    value: a `tff.structure.Struct`, mapping, NamedTuple, attrs object or plain
-      sequence. Named fields are found by name, unnamed ones by position.
-    type_spec: of `value`; gives the order.
+    value: nested as `type_spec`, in containers that TFF accepts. Named fields
+      are found by name, unnamed ones by position.
+    type_spec: gives the order. All types but structs are leaves.
     name: the value's name in error messages.
 
   Raises:
-    TypeError: `value` is not a container, or has other fields.
+    TypeError: a struct's value is not a container, or has other fields.
   """
-  names = [field for field, _ in tff.structure.iter_elements(type_spec)]
-  if isinstance(value, tff.structure.Struct):
-    found = tff.structure.to_elements(value)
-  elif isinstance(value, Mapping):
-    found = list(value.items())
-  # Before tuples: a NamedTuple is a tuple with names.
-  elif isinstance(value, _NamedTuple):
-    found = list(value._asdict().items())
-  elif attrs.has(type(value)):
-    found = list(attrs.asdict(value, recurse=False).items())
-  elif isinstance(value, (tuple, list)):
-    found = [(None, element) for element in value]
-  else:
+  if not isinstance(type_spec, tff.StructType):
+    yield value, type_spec, name
+    return
+  names = tff.structure.name_list_with_nones(type_spec)
+  try:
+    found = tff.structure.to_elements(tff.structure.from_container(value))
+  except TypeError as error:
     raise TypeError(
         f'{name} must be a container with fields {names}, found a value '
         f'of {type(value).__name__}.'
-    )
+    ) from error
   found_names = [field for field, _ in found]
   # By name, whatever the order of a dict; TFF's own runtime takes the order.
   if None not in found_names and sorted(found_names) == sorted(map(str, names)):
@@ -181,7 +152,13 @@ def iter_fields(
     )
   for index, (_, element) in enumerate(found):
     label = f'.{names[index]}' if names[index] else f'[{index}]'
-    yield element, type_spec[index], name + label
+    yield from iter_leaves(element, type_spec[index], name + label)
+
+
+def _to_leaf(value: object, type_spec: tff.Type, name: str) -> tf.Tensor:
+  if isinstance(type_spec, tff.SequenceType):
+    return _to_variant(value, type_spec, name)
+  return _to_tensor(value, _tensor_spec(type_spec), name)
 
 
 def _to_tensor(value: object, spec: tf.TensorSpec, name: str) -> tf.Tensor:
@@ -236,9 +213,12 @@ def _to_dataset(
     elements: Sequence[object], type_spec: tff.SequenceType, name: str
 ) -> tf.data.Dataset:
   """Returns a dataset of the elements' flat components."""
+  element_type = TypeFlattener(type_spec.element)
 
   def flatten(index: int) -> tuple[tf.Tensor, ...]:
-    leaves = _flatten(elements[index], type_spec.element, f'{name}[{index}]')
+    leaves = iter(
+        element_type.flatten(elements[index], name=f'{name}[{index}]')
+    )
     # In the order of a dataset's components, which sort the keys of a dict.
     return tuple(tf.nest.flatten(
         tff.types.structure_from_tensor_type_tree(
@@ -270,13 +250,7 @@ def _describe(tensor: tf.Tensor | tf.TensorSpec) -> str:
   return f'{tensor.dtype.name} of shape {tensor.shape}'
 
 
-def _pack(type_spec: tff.Type, leaves: Iterator[tf.Tensor]) -> Any:
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct([
-        (name, _pack(field, leaves))
-        for name, field in tff.structure.iter_elements(type_spec)
-    ])
-  leaf = next(leaves)
+def _from_leaf(leaf: tf.Tensor, type_spec: tff.Type) -> Any:
   if isinstance(type_spec, tff.SequenceType):
     return tf.data.experimental.from_variant(leaf, _element_spec(type_spec))
   # As TFF's own runtime returns them: users compare and print such values.

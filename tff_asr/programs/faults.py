@@ -24,7 +24,6 @@ from typing import NamedTuple, Optional, SupportsFloat
 
 from absl import logging
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import rounding
@@ -83,7 +82,7 @@ class FaultSettings:
 
   def count_failed(
       self,
-      context: tff.framework.AsyncContext,
+      failures: Mapping[int, str],
       metrics: Mapping[str, SupportsFloat],
       *,
       cohort_size: int,
@@ -93,7 +92,7 @@ class FaultSettings:
     """Counts the clients that a round left out; logs them without names.
 
     Args:
-      context: The context that ran the round.
+      failures: Causes of clients' failures, by position in the cohort.
       metrics: Metrics of the client work.
       cohort_size: Number of clients in the cohort.
       round_num: The round, for messages.
@@ -105,8 +104,6 @@ class FaultSettings:
     Raises:
       TooManyFailuresError: More failed than `max_failed_share`.
     """
-    # TFF's native context lists no failures: a failed client ends the round.
-    failures = getattr(context, 'last_failures', {})
     non_finite = int(float(metrics['num_non_finite']))
     failed = len(failures) + non_finite
     if not failed:

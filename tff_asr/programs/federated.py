@@ -26,6 +26,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
+from tff_asr.execution import context as context_lib
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -152,19 +153,23 @@ class FederatedTraining(
   ) -> tuple[faults_lib.RollBacks, Optional[dict[str, float]]]:
     if self.observer is not None:
       self.observer(result, round_num)
+    # TFF's own context reports nothing: there a failed client ends the round.
+    report = context_lib.RoundReport()
+    if isinstance(self.context, context_lib.AsyncContext):
+      report = self.context.runner.last_round
     measured = result.output.metrics
     metrics = flatten(measured, traffic=fed_avg.traffic(result.output.state))
     exact = training_loop.EXACT_PREFIX
     metrics[f'{exact}num_failed'] = self.faults.count_failed(
-        self.context,
+        report.failures,
         measured['client_work'],
         cohort_size=len(result.batch),
         round_num=round_num,
         shows_exact=shows_exact,
     )
     # Exact: with more workers than clients it reveals how many clients came.
-    if store_bytes := getattr(self.context, 'last_store_bytes', 0):
-      metrics[f'{exact}store_bytes'] = store_bytes
+    if report.store_bytes:
+      metrics[f'{exact}store_bytes'] = report.store_bytes
     roll_backs, is_good = self.faults.check_divergence(
         loop_state, measured['finalizer'], round_num=round_num
     )
