@@ -631,7 +631,7 @@ def _save_plot(
 ) -> None:
   """Draws the gain of LAMB's step by noise."""
   plots.save(
-      plots.plot_grid(
+      plots.plot_points(
           {
               name: {
                   split: [

@@ -292,18 +292,17 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
 
 
 def _draw(rows: Rows, *, label: str) -> plots.Figure:
-  """The rows along an axis, and the gaps where two series lie at one place."""
-  series, lines, gaps = {}, {}, {}
-  is_clear = True
+  """Plots the word error rates of the rows along an axis."""
+  series, lines = {}, {}
   for each in rows.values():
-    rates, other = each.runs.rates, rows.get(each.row.against)
+    rates = [100 * rate for rate in each.runs.rates]
     if each.row.series is None:
       lines[each.row.label] = statistics.fmean(rates)
       continue
     deviation = (
         statistics.stdev(rates)
         if len(rates) > 1
-        else math.sqrt(each.seed_variance) or math.nan
+        else 100 * math.sqrt(each.seed_variance) or math.nan
     )
     x = each.row.x
     if x == design.EPSILON:
@@ -311,18 +310,11 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
     series.setdefault(each.row.series, []).append(
         plots.Point(x, statistics.fmean(rates), deviation)
     )
-    if (
-        other is not None
-        and isinstance(each.row.x, (int, float))
-        and other.row.series is not None
-        and other.row.x == each.row.x
-    ):
-      is_clear &= each.row.x not in gaps
-      weights = {each.row.label: 1, other.row.label: -1}
-      gaps[each.row.x] = _contrast(weights, rows)
-  # With several gaps at one place the points say enough.
-  return plots.plot_wer_vs(
-      series, lines=lines, gaps=gaps if is_clear else {}, label=label
+  return plots.plot_points(
+      {'': series},
+      lines=lines,
+      label=label,
+      value_label='WER % of the test speakers',
   )
 
 

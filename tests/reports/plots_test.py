@@ -8,7 +8,6 @@ import numpy as np
 from tests import cases
 from tests import fakes
 from tests.reports import run_folders
-from tff_asr.metrics import confidence
 from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
 from tff_asr.reports import runs
@@ -51,8 +50,8 @@ class PlotsTest(cases.TestCase):
         plots.speakers: [[62.5, 75]],
     }
     for draw, curves in figures.items():
-      (axes,) = draw(both).axes
-      self.assertEqual([list(line.get_ydata()) for line in axes.lines], curves)
+      lines = [line for axes in draw(both).axes for line in axes.lines]
+      self.assertEqual([list(line.get_ydata()) for line in lines], curves)
     (axes,) = plots.norms(both).axes
     self.assertEqual(list(axes.lines[0].get_xdata()), [1, 3])
 
@@ -68,6 +67,7 @@ class PlotsTest(cases.TestCase):
     for draw, expected in (
         (plots.norms, ['before clipping (not private)']),
         (plots.clipped, ['clients (not private)']),
+        (plots.losses, ['dev set', 'training (not private)']),
         (
             plots.noise,
             [
@@ -76,8 +76,8 @@ class PlotsTest(cases.TestCase):
             ],
         ),
     ):
-      (axes,) = draw([run]).axes
-      self.assertEqual([line.get_label() for line in axes.lines], expected)
+      titles = [axes.get_title() for axes in draw([run]).axes if axes.lines]
+      self.assertEqual(titles, expected)
 
   def test_missing_metrics_give_no_plot(self):
     run = self.read('run')
@@ -107,62 +107,20 @@ class PlotsTest(cases.TestCase):
     labels = [label.get_text() for label in left.get_yticklabels()]
     self.assertEqual(labels, ['a', 'b'])
 
-  def test_larger_populations_keep_the_noise_on_the_mean(self):
-    larger = plots.epsilons_of_larger(self.private())
-    self.assertEqual(
-        list(larger), [100 * 10**n for n in range(1, 1 + len(larger))]
-    )
-    for population, epsilon in larger.items():
-      # The same noise on the mean: 0.1 / 10; the same share of clients.
-      expected = privacy_report.plan(
-          cohort_size=population // 10,
-          population=population,
-          sigma_mean=0.01,
-          rounds=20,
-          delta=1e-3,
-      )
-      self.assertAlmostEqual(epsilon, expected.epsilon, places=6)
-    # No further than to an epsilon of use.
-    *_, before, last = larger.values()
-    self.assertLessEqual(last, 1.0)
-    self.assertGreater(before, 1.0)
-
-  def test_runs_that_cannot_be_extrapolated(self):
-    infinite = self.private('inf', privacy=run_folders.privacy(epsilon='inf'))
-    self.assertEmpty(plots.epsilons_of_larger(infinite))
-    self.assertIsNone(plots.privacy_utility([infinite]))
-    several = run_folders.privacy()
-    several['groups'] *= 2
-    # The test set goes before the dev set.
-    run = self.private('several', privacy=several, errors={'ann': (1, 4)})
-    self.assertEmpty(plots.epsilons_of_larger(run))
-    line, mark, *_ = plots.privacy_utility([run]).axes[0].lines
-    for each in (line, mark):
-      self.assertEqual(list(each.get_xydata()[0]), [1000.0, 25.0])
-
-  def test_privacy_utility_marks_what_is_extrapolated(self):
-    both = [
-        self.private(),
+  def test_privacy_utility_has_a_mark_or_a_line_for_each_run(self):
+    runs_of_both_kinds = [
+        # The test set goes before the dev set.
+        self.private(errors={'ann': (1, 4)}),
         self.private('plain', privacy=run_folders.privacy(epsilon='inf')),
         self.private('unknown', metrics={}),
     ]
-    (axes,) = plots.privacy_utility(both).axes
-    self.assertIn('hollow: extrapolated', axes.get_title())
-    self.assertIn(privacy_report.ASSUMED, axes.get_title())
-    by_style = {
-        line.get_fillstyle(): line
-        for line in axes.lines if line.get_marker() == 'o'
-    }
-    self.assertEqual(list(by_style['full'].get_xdata()), [1234.5])
-    self.assertEqual(list(by_style['full'].get_ydata()), [40.0])
-    larger = plots.epsilons_of_larger(both[0])
-    self.assertEqual(list(by_style['none'].get_xdata()), list(larger.values()))
-    self.assertEqual(
-        [text.get_text() for text in axes.texts],
-        [f'{population:,}' for population in (100, *larger)],
-    )
+    (axes,) = plots.privacy_utility(runs_of_both_kinds).axes
+    mark, line, _ = axes.lines
+    self.assertEqual(mark.get_xydata().tolist(), [[1234.5, 25.0]])
+    self.assertEqual(list(line.get_ydata()), [40, 40])
     labels = axes.get_legend_handles_labels()[1]
     self.assertEqual(labels, ['private', 'plain (no DP)'])
+    self.assertIsNone(plots.privacy_utility(runs_of_both_kinds[1:]))
 
   def test_epsilon_falls_as_the_population_grows(self):
     plan = _plan(1.0)
@@ -175,37 +133,42 @@ class PlotsTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'no finite epsilon'):
       plots.epsilon_by_population([_plan(0.0)])
 
-  def test_wer_against_numbers_with_a_panel_of_gaps(self):
-    points = [plots.Point(1, 0.5, 0.1), plots.Point(4, 0.25, math.nan)]
-    gap = confidence.Interval(0.1, 0.05, 0.2)
-    left, right = plots.plot_wer_vs(
-        {'a': points}, lines={'seed': 0.75}, gaps={4: gap}, label='clients'
+  def test_points_over_numbers_with_lines(self):
+    points = [plots.Point(1, 50, 10), plots.Point(4, 25, math.nan)]
+    axes, *others = plots.plot_points(
+        {'first': {'a': points}, **{str(n): {'a': points} for n in range(3)}},
+        lines={'seed': 75},
+        label='clients',
+        value_label='WER %',
     ).axes
-    line, (curve, *_) = left.lines[0], left.containers[0]
+    self.assertEqual([each.axison for each in others], [True] * 3 + [False] * 2)
+    line, (curve, _, (bars,)) = axes.lines[0], axes.containers[0]
     self.assertEqual(list(line.get_ydata()), [75, 75])
     self.assertEqual(list(curve.get_xdata()), [1, 4])
     self.assertEqual(list(curve.get_ydata()), [50, 25])
-    self.assertEqual(left.get_xscale(), 'log')
-    self.assertEqual(list(right.containers[0][0].get_ydata()), [10])
-    ((low, high),) = right.containers[0][2][0].get_segments()
-    np.testing.assert_allclose([low[1], high[1]], [5, 20])
+    np.testing.assert_allclose(bars.get_segments()[0][:, 1], [40, 60])
+    self.assertEqual(axes.get_xscale(), 'log')
+    self.assertEqual(axes.get_title(), 'first')
 
   def test_only_points_with_the_same_x_are_shifted(self):
-    point = lambda x: plots.Point(x, 0.5, math.nan)
-    (axes,) = plots.plot_wer_vs(
-        {'a': [point(4), point(5)], 'b': [point(4.1), point(5)]},
-        lines={},
-        gaps={},
+    point = lambda x: plots.Point(x, 50, math.nan)
+    (axes,) = plots.plot_points(
+        {'': {
+            'a': [point(4), point(5)], 'b': [point(4.1), point(5)]
+        }},
         label='epsilon',
+        value_label='WER %',
     ).axes
     (a, b) = (list(drawn[0].get_xdata()) for drawn in axes.containers)
     self.assertEqual([a[0], b[0]], [4, 4.1])
     self.assertLess(a[1], 5)
     self.assertGreater(b[1], 5)
 
-  def test_wer_against_categories(self):
-    points = [plots.Point(x, 0.5, math.nan) for x in ('LAMB', 'SGD')]
-    (axes,) = plots.plot_wer_vs({'': points}, lines={}, gaps={}, label='y').axes
+  def test_points_over_categories(self):
+    points = [plots.Point(x, 50, math.nan) for x in ('LAMB', 'SGD')]
+    (axes,) = plots.plot_points(
+        {'': {'': points}}, label='y', value_label='WER %'
+    ).axes
     labels = [label.get_text() for label in axes.get_xticklabels()]
     self.assertEqual(labels, ['LAMB', 'SGD'])
     path = self.path('x.png')

@@ -5,10 +5,11 @@ all plots of a report. pyplot is not used, because it looks for a display.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 import math
 import os
+import types
 from typing import NamedTuple, Optional
 
 import matplotlib
@@ -18,8 +19,6 @@ from matplotlib import ticker
 import numpy as np
 
 from tff_asr.data import index
-from tff_asr.metrics import confidence
-from tff_asr.privacy import accounting
 from tff_asr.privacy import privacy_report
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
@@ -27,13 +26,10 @@ from tff_asr.reports import speakers as speakers_lib
 _WIDTH = 9.0
 _HEIGHT = 4.2
 _PANEL_HEIGHT = 3.2
+_COLUMNS = 3
 _LEGEND_COLUMNS = 5
 _MAX_NAMED_LAYERS = 60
 _POINTS_PER_DECADE = 6
-# Factors by which `epsilons_of_larger` extends the population.
-_GROWTHS = (10, 100, 1_000, 10_000, 100_000)
-# Epsilon below which larger populations are of no interest.
-_SMALL_EPSILON = 1.0
 _LINES = ('--', ':', '-.')
 
 Runs = Sequence[runs_lib.Run]
@@ -41,16 +37,16 @@ Figure = figure_lib.Figure
 
 
 class Point(NamedTuple):
-  """A measured word error rate of an experiment.
+  """A measurement with its uncertainty.
 
   Attributes:
     x: A number on a logarithmic axis, or a category.
-    rate: The word error rate.
+    value: The measured value.
     deviation: Its standard deviation over random seeds; NaN: unknown.
   """
 
   x: float | str
-  rate: float
+  value: float
   deviation: float
 
 
@@ -67,9 +63,7 @@ def word_error_rates(runs: Runs) -> Optional[Figure]:
 def losses(runs: Runs) -> Optional[Figure]:
   """Plots the loss in training and on the dev set over rounds and steps."""
   return _over_time(
-      runs,
-      {'dev_loss': 'dev set', 'train_loss': 'training (not private)'},
-      label='loss',
+      runs, {'dev_loss': 'dev set', 'train_loss': 'training'}, label='loss'
   )
 
 
@@ -92,25 +86,23 @@ def epsilons(runs: Runs) -> Optional[Figure]:
 
 def norms(runs: Runs) -> Optional[Figure]:
   """Plots norms of clients' updates before and after clipping, and the clip."""
-  return _panels(
+  return _over_time(
       runs,
       {
-          'delta_norm': ('before clipping', 'C0-'),
-          'clipped_delta_norm': ('after clipping', 'C1-'),
-          'aggregator/dp_query_metrics/l2_norm_clip': ('clip C', 'k:'),
+          'delta_norm': 'before clipping',
+          'clipped_delta_norm': 'after clipping',
+          'aggregator/dp_query_metrics/l2_norm_clip': 'clip C',
       },
       label="norm of a client's update",
+      yscale='log',
   )
 
 
 def clipped(runs: Runs) -> Optional[Figure]:
   """Plots the shares of clients and of layers that clipping changed."""
-  return _panels(
+  return _over_time(
       runs,
-      {
-          'clipped_clients': ('clients', 'C0-'),
-          'clipped_layers': ('layers of clients', 'C1-'),
-      },
+      {'clipped_clients': 'clients', 'clipped_layers': 'layers of clients'},
       label='share clipped, %',
       scale=100,
   )
@@ -118,14 +110,15 @@ def clipped(runs: Runs) -> Optional[Figure]:
 
 def noise(runs: Runs) -> Optional[Figure]:
   """Plots the norms of the mean of clipped updates and of its noise."""
-  return _panels(
+  return _over_time(
       runs,
       {
-          'aggregator/noise_norm': ('noise on the mean, expected', 'C3-'),
-          'signal_norm': ('signal: the mean without noise', 'C0-'),
-          'finalizer/update_norm': ('their sum, the update', 'C2--'),
+          'aggregator/noise_norm': 'noise on the mean, expected',
+          'signal_norm': 'signal: the mean without noise',
+          'finalizer/update_norm': 'their sum, the update',
       },
       label='norm',
+      yscale='log',
   )
 
 
@@ -187,50 +180,10 @@ def speakers(runs: Runs) -> Optional[Figure]:
   return figure
 
 
-def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
-  """Extrapolates a run's epsilon to larger populations.
-
-  The noise on the mean, the rounds and the sampling probability stay the same.
-
-  Returns:
-    Epsilon by population, until it is small; empty if the ledger has rounds of
-    several kinds, without noise, or with correlated noise.
-  """
-  *others, group = run.privacy['groups']
-  # Several kinds of rounds: the ledger includes those of a seed model.
-  if others or not math.isfinite(run.epsilon) or not group['rounds']:
-    return {}
-  if group['kind'] in accounting.MIN_SEP_KINDS:
-    return {}
-  sampling = accounting.Sampling(
-      **{name: group[name] for name in ('kind', 'cohort_size', 'population')}
-  )
-  plan = privacy_report.PrivacyReport(
-      rounds=(accounting.RoundGroup(
-          sampling=sampling,
-          noise_multiplier=group['noise_multiplier'],
-          count=group['rounds'],
-      ),),
-      delta=run.privacy['delta'],
-      accountant='rdp',
-  )
-  found, last = {}, run.epsilon
-  for growth in _GROWTHS:
-    if last <= _SMALL_EPSILON:
-      break
-    (grown,) = privacy_report.extrapolate(
-        plan, cohort_sizes=[growth * sampling.cohort_size]
-    )
-    last = found[grown.rounds[0].sampling.population] = grown.epsilon
-  return found
-
-
 def privacy_utility(runs: Runs) -> Optional[Figure]:
-  """Plots word error rate against epsilon.
+  """Plots word error rate against epsilon; None if no epsilon is finite.
 
-  As Figure 1 of https://arxiv.org/abs/2310.00098: where the population is too
-  small for a useful epsilon, larger ones are shown at the run's own word error
-  rate. None if no epsilon is finite.
+  Runs without a finite epsilon are horizontal lines.
   """
   measured = [
       (run, found) for run in runs if (found := _word_error_rate(run))
@@ -238,47 +191,20 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
   is_private = lambda run: run.rounds and math.isfinite(run.epsilon)
   if not any(is_private(run) for run, _ in measured):
     return None
-  figure, axes = _figure(height=4.6)
+  figure, axes = _figure()
   for run, (rate, _) in measured:
-    color = color_of(runs, run)
-    if not is_private(run):
-      axes.axhline(
-          100 * rate, color=color, linestyle='--', linewidth=1,
-          label=f'{_text(run.name)} (no DP)',
-      )
-      continue
-    larger = epsilons_of_larger(run)
-    marks = {run.rounds['population']: run.epsilon} | larger
-    height = 100 * rate
-    axes.plot(
-        list(marks.values()), [height] * len(marks), ':', color=color,
-        linewidth=1,
-    )
-    axes.plot(run.epsilon, height, 'o', color=color, label=_text(run.name))
-    axes.plot(
-        list(larger.values()), [height] * len(larger), 'o', color=color,
-        fillstyle='none',
-    )
-    for population, epsilon in marks.items():
-      axes.annotate(
-          f'{population:,}', (epsilon, height),
-          textcoords='offset points', xytext=(0, 6), ha='center',
-          fontsize='x-small', color='0.3',
-          bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5},
-      )
-  axes.axvline(
-      privacy_report.MAX_USEFUL_EPSILON, color='gray', linestyle=':',
-      linewidth=1,
-  )
+    style = {'color': color_of(runs, run), 'label': _text(run.name)}
+    if is_private(run):
+      axes.plot(run.epsilon, 100 * rate, 'o', **style)
+    else:
+      style['label'] += ' (no DP)'
+      axes.axhline(100 * rate, linestyle='--', linewidth=1, **style)
+  _mark_useful_epsilon(axes.axvline)
   axes.set_xscale('log')
   axes.margins(x=0.08, y=0.15)
-  axes.set_xlabel('epsilon; numbers are speakers in the population')
+  axes.set_xlabel('epsilon')
   sets = sorted({name for _, (_, name) in measured})
   axes.set_ylabel(f'WER on the {" or ".join(sets)}, %')
-  axes.set_title(
-      'filled: measured; hollow: extrapolated to a larger population at the '
-      f'same noise on the mean,\n{privacy_report.ASSUMED}', fontsize='small',
-  )
   _legend(figure, [axes])
   return figure
 
@@ -329,10 +255,7 @@ def epsilon_by_population(
         ),
     )
     axes.plot(*_points(marks), 'o', color=line.get_color())
-  axes.axhline(
-      privacy_report.MAX_USEFUL_EPSILON, color='gray', linestyle=':',
-      linewidth=1,
-  )
+  _mark_useful_epsilon(axes.axhline)
   axes.set_xscale('log')
   axes.set_yscale('log')
   axes.set_xlabel('population (speakers)')
@@ -342,30 +265,50 @@ def epsilon_by_population(
   return figure
 
 
-def plot_wer_vs(
-    series: Mapping[str, Sequence[Point]],
+def plot_points(
+    panels: Mapping[str, Mapping[str, Sequence[Point]]],
     *,
-    lines: Mapping[str, float],
-    gaps: Mapping[float, confidence.Interval],
     label: str,
+    value_label: str,
+    lines: Mapping[str, float] = types.MappingProxyType({}),
 ) -> Figure:
-  """Plots word error rates of an experiment against one variable.
+  """Plots measurements against one variable, in panels of a grid.
 
   Args:
-    series: Points by name (empty: not in the legend), with error bars.
-    lines: Word error rates by name, as horizontal lines.
-    gaps: Differences between two series, by number on the axis, which a second
-      panel shows with their intervals; empty: none.
+    panels: By title, points by name of the curve (empty: not in the legend),
+      with error bars.
     label: Label of the variable.
+    value_label: Label of the vertical axes.
+    lines: Values by name, as horizontal lines in each panel.
   """
-  figure, panels = _figure(
-      1, 2 if gaps else 1, width=9.6 if gaps else 6.4, height=3.6, squeeze=False
+  columns = min(_COLUMNS, len(panels))
+  num_rows = -(-len(panels) // columns)
+  figure, grid = _figure(
+      num_rows, columns, width=max(6.4, 3.2 * columns),
+      height=max(3.6, 2.6 * num_rows + 0.4), squeeze=False, sharey=True,
   )
-  axes = panels[0, 0]
-  for (name, rate), style in zip(lines.items(), itertools.cycle(_LINES)):
-    axes.axhline(
-        100 * rate, color='gray', linestyle=style, linewidth=1, label=name
-    )
+  for axes, (title, series) in itertools.zip_longest(
+      grid.flat, panels.items(), fillvalue=('', None)
+  ):
+    if series is None:  # The last row of the grid may not be full.
+      axes.set_axis_off()
+      continue
+    axes.set_title(title, fontsize='small')
+    axes.set_xlabel(label)
+    for (name, value), style in zip(lines.items(), itertools.cycle(_LINES)):
+      axes.axhline(
+          value, color='gray', linestyle=style, linewidth=1, label=name
+      )
+    _plot_series(axes, series)
+  figure.supylabel(value_label, fontsize='medium')
+  _legend(figure, grid.flat)
+  return figure
+
+
+def _plot_series(
+    axes: axes_lib.Axes, series: Mapping[str, Sequence[Point]]
+) -> None:
+  """Plots points with error bars over numbers or categories."""
   xs = collections.Counter(
       point.x for points in series.values() for point in points
   )
@@ -380,86 +323,15 @@ def plot_wer_vs(
             words[x] + 0.08 * shift if words else x * 1.03**shift
             for (x, _, _), shift in zip(points, shifts)
         ],
-        [100 * point.rate for point in points],
-        yerr=[100 * point.deviation for point in points],
+        [point.value for point in points],
+        yerr=[point.deviation for point in points],
         # Categories have no order, so no line joins them.
         fmt='o' if words else 'o-', markersize=4, capsize=3, label=name or None,
     )
-  axes.set_ylabel('WER % of the test speakers')
   if words:
-    axes.set_xlabel(label)
     axes.set_xticks(list(words.values()), list(words))
   else:
-    _set_log_axis(axes, xs, label=label)
-  if gaps:
-    _plot_gaps(panels[0, 1], gaps, label=label)
-  _legend(figure, [panels[0, 0]])
-  return figure
-
-
-def _plot_gaps(
-    axes: axes_lib.Axes,
-    gaps: Mapping[float, confidence.Interval],
-    *,
-    label: str,
-) -> None:
-  """Plots differences of word error rates with their intervals."""
-  axes.errorbar(
-      list(gaps),
-      [100 * gap.estimate for gap in gaps.values()],
-      yerr=[
-          [100 * (gap.estimate - gap.low) for gap in gaps.values()],
-          [100 * (gap.high - gap.estimate) for gap in gaps.values()],
-      ],
-      fmt='o-', markersize=4, capsize=3, color='black',
-  )
-  axes.axhline(0, color='gray', linewidth=1)
-  axes.set_ylabel('gap in points of WER (95 %)')
-  _set_log_axis(axes, gaps, label=label)
-
-
-def plot_grid(
-    panels: Mapping[str, Mapping[str, Sequence[Point]]],
-    *,
-    label: str,
-    value_label: str,
-) -> Figure:
-  """Plots a grid of panels over one logarithmic axis, three in a row.
-
-  Args:
-    panels: By title, points by name of the curve, with error bars.
-    label: Label of the horizontal axes.
-    value_label: Label of the vertical axes.
-  """
-  num_rows = -(-len(panels) // 3)
-  figure, grid = _figure(
-      num_rows, 3, width=9.6, height=2.6 * num_rows + 0.4, squeeze=False,
-      sharex=True, sharey=True,
-  )
-  used = list(grid.flat)[: len(panels)]
-  for axes in list(grid.flat)[len(panels) :]:
-    axes.set_axis_off()
-  for axes, (title, series) in zip(used, panels.items()):
-    axes.set_title(title, fontsize='small')
-    xs: dict[float, None] = {}
-    for number, (name, points) in enumerate(series.items()):
-      shift = number - (len(series) - 1) / 2
-      xs |= dict.fromkeys(point.x for point in points)
-      axes.errorbar(
-          [point.x * 1.03**shift for point in points],
-          [point.rate for point in points],
-          yerr=[point.deviation for point in points],
-          fmt='o-', markersize=3, capsize=2, label=name,
-      )
-    _set_log_axis(axes, xs, label='')
-  # The lowest panel of each column.
-  for axes in used[-3:]:
-    axes.set_xlabel(label)
-    # A shared axis has labels in the last row only, which may not be full.
-    axes.tick_params(labelbottom=True)
-  figure.supylabel(value_label, fontsize='medium')
-  _legend(figure, used)
-  return figure
+    _set_log_axis(axes, xs)
 
 
 def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
@@ -520,110 +392,71 @@ def _text(name: str) -> str:
   return name.replace('$', r'\$')
 
 
+def _mark_useful_epsilon(draw: Callable[..., object]) -> None:
+  """Draws a line where epsilon is too large to protect anyone."""
+  draw(
+      privacy_report.MAX_USEFUL_EPSILON, color='gray', linestyle=':',
+      linewidth=1,
+  )
+
+
 def _over_time(
     runs: Runs,
     metrics: Mapping[str, str],
     *,
     label: str,
     scale: float = 1.0,
+    yscale: str = 'linear',
 ) -> Optional[Figure]:
-  """Plots metrics by run; rounds and steps are two panels.
+  """Plots metrics, with a panel for each and a curve for each run.
+
+  Rounds and steps have panels of their own. Exact metrics, which the guarantee
+  does not cover, are marked in the title.
 
   Args:
     runs: The runs.
-    metrics: Descriptions by name; the first is drawn with marks, the second
-      pale.
+    metrics: Titles of panels by name of the metric.
     label: Label of the values.
     scale: Factor of the values.
+    yscale: 'linear' or 'log'.
   """
   shown = {
-      unit: found
+      (unit, name): found
       for unit in ('round', 'step')
+      for name in metrics
       if (found := [
-          run for run in runs
-          if run.unit == unit and any(_finite(run, name) for name in metrics)
+          run for run in runs if run.unit == unit and _finite(run, name)
       ])
   }
   if not shown:
     return None
-  figure, panels = _figure(1, len(shown), squeeze=False, sharey=True)
-  for panel, (unit, found) in zip(panels[0], shown.items()):
+  columns = min(_COLUMNS, len(shown))
+  num_rows = -(-len(shown) // columns)
+  figure, panels = _figure(
+      num_rows, columns, height=max(_HEIGHT, _PANEL_HEIGHT * num_rows),
+      squeeze=False, sharey=True,
+  )
+  for panel in panels.flat[len(shown) :]:
+    panel.set_visible(False)
+  for panel, ((unit, name), found) in zip(panels.flat, shown.items()):
     for run in found:
-      name = _text(run.name)
-      for metric, (style, alpha) in zip(metrics, (('o-', 1), ('-', 0.5))):
-        if values := _finite(run, metric):
-          rounds, heights = _points(values)
-          panel.plot(
-              rounds, scale * np.array(heights), style, markersize=3,
-              color=color_of(runs, run), alpha=alpha, label=name,
-          )
-          name = None  # The legend shows a run once.
+      rounds, heights = _points(_finite(run, name))
+      panel.plot(
+          rounds, scale * np.array(heights), 'o-', markersize=3,
+          color=color_of(runs, run), label=_text(run.name),
+      )
+    is_exact = any(f'not_private/{name}' in run.metrics for run in found)
+    panel.set_title(
+        metrics[name] + (' (not private)' if is_exact else ''),
+        fontsize='medium',
+    )
+    panel.set_yscale(yscale)
     panel.set_xlabel(
         f'{unit} ({"federated" if unit == "round" else "central"})'
     )
     panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  panels[0, 0].set_ylabel(label)
-  if len(metrics) > 1:
-    marked, pale = metrics.values()
-    figure.suptitle(f'with marks: {marked}; pale: {pale}', fontsize='small')
-  _legend(figure, panels.flat)
-  return figure
-
-
-def _panels(
-    runs: Runs,
-    metrics: Mapping[str, tuple[str, str]],
-    *,
-    label: str,
-    scale: float = 1.0,
-) -> Optional[Figure]:
-  """Plots one panel per run, with several metrics over its rounds.
-
-  Exact metrics, which the guarantee does not cover, are marked in the legend.
-
-  Args:
-    runs: Runs without the first metric are left out.
-    metrics: Descriptions and line styles by name.
-    label: Label of the values.
-    scale: 100 for shares in percent; 1 for norms, on a logarithmic axis.
-  """
-  shown = [run for run in runs if run.metric(next(iter(metrics)))]
-  if not shown:
-    return None
-  is_share = scale == 100
-  columns = min(2, len(shown))
-  rows = -(-len(shown) // columns)
-  figure, panels = _figure(
-      rows, columns, height=_PANEL_HEIGHT * rows + 0.4, squeeze=False,
-      sharey=True,
-  )
-  for panel, run in itertools.zip_longest(panels.flat, shown):
-    if run is None:
-      panel.set_visible(False)
-      continue
-    for number, (name, (text, style)) in enumerate(metrics.items()):
-      rounds, heights = _points({
-          number: value
-          for number, value in _finite(run, name).items()
-          if value > 0 or is_share
-      })
-      if rounds:
-        is_exact = f'not_private/{name}' in run.metrics
-        # Thinner each time, so that no curve hides one below it.
-        panel.plot(
-            rounds, scale * np.array(heights), style,
-            label=f'{text} (not private)' if is_exact else text,
-            linewidth=4 - 1.3 * number, alpha=0.8,
-        )
-    panel.set_yscale('linear' if is_share else 'log')
-    panel.set_title(_text(run.name), fontsize='medium')
-    panel.set_xlabel('round')
-    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   for row in panels:
     row[0].set_ylabel(label)
-  if is_share:
-    # Room for curves at 0 and 100 %.
-    panels[0, 0].set_ylim(-3, 103)
   _legend(figure, panels.flat)
   return figure
 
@@ -662,11 +495,8 @@ def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
     )
 
 
-def _set_log_axis(
-    axes: axes_lib.Axes, xs: Iterable[float], *, label: str
-) -> None:
+def _set_log_axis(axes: axes_lib.Axes, xs: Iterable[float]) -> None:
   """Makes an axis logarithmic, with ticks at its numbers only."""
-  axes.set_xlabel(label)
   axes.set_xscale('log')
   marks: list[float] = []
   for x in sorted(xs):
