@@ -101,10 +101,6 @@ class CanaryDataTest(absltest.TestCase):
     self.assertEqual(data.element_type_structure, people.element_type_structure)
     for client in data.records_of(data.client_ids):
       self.assertLen(client.offsets, 1)
-      (element,) = data.serializable_dataset_fn(
-          client.client_id
-      ).as_numpy_iterator()
-      self.assertEqual(element['client_id'], client.client_id.encode())
     self.assertEqual(
         [client.client_id for client in data.records_of(data.client_ids)],
         data.client_ids,

@@ -103,9 +103,7 @@ class EpsilonTest(parameterized.TestCase):
         rounds,
     )
     for delta in (1e-5, 1e-9):
-      exact = audit.gaussian_epsilon(
-          mean=math.sqrt(rounds) / noise, stddev=1.0, delta=delta
-      )
+      exact = audit.gaussian_epsilon(math.sqrt(rounds) / noise, delta=delta)
       found, _ = accounting.epsilon_by_pld(event, delta=delta)
       self.assertGreater(found, exact - accounting.EPSILON_ERROR)
       self.assertLess(found, exact + 1e-3)

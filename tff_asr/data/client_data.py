@@ -11,7 +11,6 @@ inspection and your own TFF loops open a client's utterances by
 `create_tf_dataset_for_client` or `dataset_computation`.
 """
 
-import abc
 from collections.abc import Callable, Iterable
 import hashlib
 import os
@@ -68,7 +67,7 @@ def load(
 
 
 def duration_cost(
-    client_data: 'RecordClientData',
+    client_data: 'SpeechClientData',
 ) -> Callable[[records.ClientRecords], float]:
   """Cost of a client's training, in seconds of audio.
 
@@ -95,7 +94,7 @@ def client_arguments(
   Returns:
     Where their records lie; for data in memory the ids themselves.
   """
-  if isinstance(client_data, RecordClientData):
+  if isinstance(client_data, SpeechClientData):
     return client_data.records_of(client_ids)
   return list(client_ids)
 
@@ -114,7 +113,7 @@ def training_examples(
     dataset, and the reader of the dataset's rows where these are record
     locations, else None.
   """
-  if isinstance(client_data, RecordClientData):
+  if isinstance(client_data, SpeechClientData):
 
     @tff.tensorflow.computation(_CLIENT_RECORDS_TYPE)
     def locate(client):
@@ -161,40 +160,16 @@ def verify(path: str | os.PathLike[str]) -> None:
     )
 
 
-class RecordClientData(tff.simulation.datasets.ClientData):
-  """Clients with records that a process reads by location."""
-
-  @abc.abstractmethod
-  def records_of(
-      self, client_ids: Iterable[str]
-  ) -> list[records.ClientRecords]:
-    """Returns where the records of these clients lie, in the order given."""
-
-  @property
-  @abc.abstractmethod
-  def read(self) -> records.Read:
-    """Reads records by their locations, in the graph: `records.Reader.read`."""
-
-  @property
-  @abc.abstractmethod
-  def corpus(self) -> index.Corpus:
-    """The whole corpus: encoding, characters, counts, origin."""
-
-  @abc.abstractmethod
-  def duration_sec(self, client_id: str) -> float:
-    """Returns how many seconds of audio a client has."""
-
-
 def corpus_of(
     client_data: tff.simulation.datasets.ClientData,
 ) -> Optional[index.Corpus]:
   """Returns the description of a corpus on disk; None for data in memory."""
-  if isinstance(client_data, RecordClientData):
+  if isinstance(client_data, SpeechClientData):
     return client_data.corpus
   return None
 
 
-class SpeechClientData(RecordClientData):
+class SpeechClientData(tff.simulation.datasets.ClientData):
   """Clients with utterances. Built by `load`.
 
   Elements are those of `schema.element_spec`: an OrderedDict of `client_id`,
@@ -224,11 +199,18 @@ class SpeechClientData(RecordClientData):
 
   @property
   def read(self) -> records.Read:
+    """Reads records by their locations, in the graph: `records.Reader.read`."""
     return self._reader.read
 
   @property
   def corpus(self) -> index.Corpus:
+    """The whole corpus: encoding, characters, counts, origin."""
     return self._corpus
+
+  @property
+  def client_index(self) -> index.Index:
+    """These clients' part of the index, with the whole corpus."""
+    return index.Index(self._corpus, self._clients, self._offsets)
 
   @property
   def element_type_structure(self) -> dict[str, tf.TensorSpec]:

@@ -12,7 +12,7 @@ A client's dataset is one element with its id, which decides what it sends.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -23,7 +23,6 @@ from tff_asr import checks
 from tff_asr import sequential
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import index
-from tff_asr.data import records as records_lib
 from tff_asr.data import schema
 from tff_asr.learning import client_update
 from tff_asr.models import weights as weights_lib
@@ -124,97 +123,37 @@ def add_canaries(
     *,
     client_data: client_data_lib.SpeechClientData,
     canaries: Canaries,
-) -> client_data_lib.RecordClientData:
-  """Returns the clients and the canaries.
+) -> client_data_lib.SpeechClientData:
+  """Returns the clients and the canaries, each with one record.
 
-  Each client's dataset is one element that carries the id, for
-  `only_canaries_contribute`.
+  Only a record's client id is used (`only_canaries_contribute`). A canary's
+  cannot be read: it lies where the first client's record lies.
 
   Raises:
     ValueError: A client has an id like a canary's.
   """
-  taken = [
-      client_id
-      for client_id in client_data.client_ids
-      if client_id.startswith(PREFIX)
-  ]
-  if taken:
-    raise ValueError(
-        f'client {taken[0]} has an id like a canary: rename it in the corpus.'
-    )
-  return _WithCanaries(client_data, canaries)
-
-
-class _WithCanaries(client_data_lib.RecordClientData):
-  """See `add_canaries`."""
-
-  def __init__(
-      self,
-      client_data: client_data_lib.SpeechClientData,
-      canaries: Canaries,
-  ):
-    self._people = client_data
-    self._canary_ids = canaries.client_ids
-    # A canary's record is this client's, except for the id.
-    self._somebody = client_data.client_ids[0]
-
-  @property
-  def client_ids(self) -> list[str]:
-    return sorted([*self._people.client_ids, *self._canary_ids])
-
-  @property
-  def serializable_dataset_fn(
-      self,
-  ) -> Callable[[str | tf.Tensor], tf.data.Dataset]:
-
-    def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
-      client_id = tf.convert_to_tensor(client_id, tf.string)
-      person = tf.where(is_canary(client_id), self._somebody, client_id)
-
-      def name(element):
-        element[schema.CLIENT_ID] = client_id
-        return element
-
-      return self._people.serializable_dataset_fn(person).take(1).map(name)
-
-    return dataset_fn
-
-  def records_of(
-      self, client_ids: Iterable[str]
-  ) -> list[records_lib.ClientRecords]:
-    """The first record of each of the people; a canary's carries its id."""
-    found = []
-    for client_id in client_ids:
-      is_person = not client_id.startswith(PREFIX)
-      (client,) = self._people.records_of(
-          [client_id if is_person else self._somebody]
+  corpus, people, offsets = client_data.client_index
+  for client_id in people.client_ids:
+    if client_id.startswith(PREFIX):
+      raise ValueError(
+          f'client {client_id} has an id like a canary: rename it in the '
+          'corpus.'
       )
-      # One record is enough: only its id is used.
-      found.append(
-          client._replace(client_id=client_id, offsets=client.offsets[:1])
-      )
-    return found
-
-  @property
-  def read(self) -> records_lib.Read:
-    return self._people.read
-
-  @property
-  def element_type_structure(self) -> dict[str, tf.TensorSpec]:
-    return self._people.element_type_structure
-
-  @property
-  def corpus(self) -> index.Corpus:
-    """The people's corpus."""
-    return self._people.corpus
-
-  def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
-    return self.serializable_dataset_fn(client_id)
-
-  def duration_sec(self, client_id: str) -> float:
-    """Seconds of audio to train on: none."""
-    del client_id
-    return 0.0
+  names = [*people.client_ids, *canaries.client_ids]
+  # A canary takes the place of the first client's record.
+  rows = [*range(len(people.client_ids)), *[0] * canaries.num_canaries]
+  names, rows = zip(*sorted(zip(names, rows, strict=True)))
+  clients = index.Clients(
+      client_ids=list(names),
+      shards=people.shards[[*rows]],
+      first_records=people.first_records[[*rows]],
+      num_utterances=np.ones(len(names), np.int64),
+      # Nothing is trained, so all clients are of equal cost.
+      num_samples=np.zeros(len(names), np.int64),
+  )
+  return client_data_lib.SpeechClientData(
+      index.Index(corpus, clients, offsets)
+  )
 
 
 def only_canaries_contribute(

@@ -33,6 +33,8 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
+_Result = private_rounds.RoundResult[list[str], cohorts.CohortState]
+
 # Values of canaries' directions that are held at once.
 _VALUES_AT_ONCE = 2**26
 # The fewest canaries that join, and the fewest that are held out.
@@ -75,58 +77,56 @@ async def audit(
     ValueError: A setting is unusable.
   """
   _check(output_dir, canaries)
+  rounds = {}
+
+  def observe(result: _Result, number: int) -> None:
+    # In place of an undone round of this number.
+    rounds[number] = _release(
+        result, canaries=canaries, clipping=clipping, cohort_size=cohort_size
+    )
+
   training = build(
       output_dir=output_dir, configuration=configuration, model_spec=model_spec
   )
-  rounds = _Rounds(
-      canaries=canaries, clipping=clipping, cohort_size=cohort_size
-  )
-  training = dataclasses.replace(training, observer=rounds.add)
+  training = dataclasses.replace(training, observer=observe)
   results = await training_loop.run(training)
   # It was trained on canaries only.
-  model = os.path.join(output_dir, run_dir.MODEL)
-  if os.path.exists(model):
-    os.remove(model)
+  os.remove(os.path.join(output_dir, run_dir.MODEL))
 
-  ledger = ledger_lib.read(os.path.join(output_dir, run_dir.LEDGER))
-  covariance = noise_covariance(ledger.rounds, num_rounds=results['rounds'])
-  released = _Released(rounds.records(results['rounds']), canaries)
+  num_rounds = results['rounds']
+  charged = ledger_lib.read(os.path.join(output_dir, run_dir.LEDGER)).rounds
+  covariance = noise_covariance(charged, num_rounds=num_rounds)
+  # Undone rounds at the end of a run have higher numbers.
+  released = _Released(
+      [rounds[number] for number in range(1, num_rounds + 1)], canaries
+  )
   tests = [
       check_charged_noise(
           released.noise_ratios,
           # The largest charge: the noise of every round must reach it.
-          charged=max(group.noise_multiplier for group in ledger.rounds),
+          charged=max(group.noise_multiplier for group in charged),
       ),
       *residuals.run_tests(released.layers(), covariance=covariance),
   ]
-  # After the tests: they collect from `layers` what scores need.
-  bound, estimate = _measure(
-      released, canaries,
-      training=training,
-      covariance=covariance,
-      delta=results['privacy']['delta'],
-  )
   failed = [test.name for test in tests if test.fails]
   fields = {
       'accounted_epsilon': results['privacy']['epsilon'],
-      'delta': bound.delta,
-      'bound': dataclasses.asdict(bound),
-      'estimate': dataclasses.asdict(estimate),
+      'delta': results['privacy']['delta'],
+      # After the tests: they collect from `layers` what scores need.
+      **_measure(
+          released, canaries,
+          training=training,
+          covariance=covariance,
+          delta=results['privacy']['delta'],
+      ),
       'tests': [{**test._asdict(), 'fails': test.fails} for test in tests],
       'fails': bool(failed),
-      'rounds': results['rounds'],
+      'rounds': num_rounds,
       'cohort_size': results['cohort_size'],
       'population': results['population'],
   }
   files.write_json(os.path.join(output_dir, 'audit.json'), fields)
-  print(_table(tests))
-  print(
-      f'epsilon at delta {bound.delta:g}: accounted '
-      f'{float(fields["accounted_epsilon"]):.3g}; at least '
-      f'{bound.epsilon:.3g} with {bound.confidence:.0%} confidence '
-      f'({bound.num_correct} of {bound.num_guesses} guesses right); estimate '
-      f'{estimate.epsilon:.3g} ({estimate.low:.3g} to {estimate.high:.3g})'
-  )
+  print(_summary(fields))
   if failed:
     raise AuditError(
         f'the audit fails ({", ".join(failed)}): clipping, noise or accounting '
@@ -157,8 +157,8 @@ def _measure(
     training: federated.FederatedTraining,
     covariance: np.ndarray,
     delta: float,
-) -> tuple[audit_lib.Bound, audit_lib.Estimate]:
-  """The bound and the estimate of epsilon that canaries show."""
+) -> dict[str, Any]:
+  """Returns the bound and the estimate of epsilon, for JSON."""
   places = {
       name: place for place, name in enumerate(training.client_data.client_ids)
   }
@@ -168,11 +168,20 @@ def _measure(
       covariance=covariance,
       places=np.array([places[name] for name in canaries.client_ids]),
   )
-  bound = audit_lib.lower_bound(ratios, canaries.included, delta=delta)
+  bound, guesses = audit_lib.lower_bound(
+      ratios, canaries.included, delta=delta
+  )
   estimate = audit_lib.estimate(
       released.total_scores()[canaries.included], delta=delta
   )
-  return bound, estimate
+  return {
+      'bound': {
+          'epsilon': bound,
+          'confidence': audit_lib.CONFIDENCE,
+          **guesses._asdict(),
+      },
+      'estimate': estimate._asdict(),
+  }
 
 
 def check_charged_noise(
@@ -201,7 +210,7 @@ def noise_covariance(
     float64 [T, T].
 
   Raises:
-    ValueError: Correlated noise was restarted, or charged for other rounds.
+    ValueError: Correlated noise was restarted.
   """
   # Independent rounds need no order, so repeated ones may be charged too.
   if all(group.strategy is None for group in rounds):
@@ -216,7 +225,7 @@ def noise_covariance(
   return rounds[0].strategy.covariance(num_rounds)
 
 
-class _Record(NamedTuple):
+class _Release(NamedTuple):
   """The release of a round.
 
   Attributes:
@@ -234,66 +243,45 @@ class _Record(NamedTuple):
   layers: Mapping[str, np.ndarray]
 
 
-class _Rounds:
-  """Records what each round releases."""
-
-  def __init__(
-      self,
-      *,
-      canaries: canaries_lib.Canaries,
-      clipping: clipping_lib.Clipping,
-      cohort_size: float,
-  ):
-    self._canaries = canaries
-    self._clipping = clipping
-    self._cohort_size = cohort_size
-    self._records = {}
-
-  def add(
-      self,
-      result: private_rounds.RoundResult[list[str], cohorts.CohortState],
-      number: int,
-  ) -> None:
-    """Records a round, in place of an undone one of its number."""
-    metrics = result.output.metrics['aggregator']['dp_query_metrics']
-    clip = float(metrics['l2_norm_clip'])
-    is_correlated = private_rounds.query_state(
-        result.output.state
-    ).is_correlated
-    stddev = float(metrics[
-        'noise_stddev_before_correlation'
-        if is_correlated else 'noise_stddev_on_sum'
-    ])
-    if not stddev > 0:
-      raise ValueError(
-          'nothing is noised, so nothing is promised that could be audited: '
-          'include a file of gin/privacy and set NOISE_MULTIPLIER.'
-      )
-    released = result.output.state.finalizer['last']
-    # In the order of the model's weights.
-    specs = weights_lib.Weights(
-        (name, tf.TensorSpec(np.shape(released[name]), tf.float32))
-        for name in sorted(released)
+def _release(
+    result: _Result,
+    *,
+    canaries: canaries_lib.Canaries,
+    clipping: clipping_lib.Clipping,
+    cohort_size: float,
+) -> _Release:
+  """The release of a round, and what its query states about it."""
+  metrics = result.output.metrics['aggregator']['dp_query_metrics']
+  clip = float(metrics['l2_norm_clip'])
+  is_correlated = private_rounds.query_state(result.output.state).is_correlated
+  stddev = float(metrics[
+      'noise_stddev_before_correlation'
+      if is_correlated else 'noise_stddev_on_sum'
+  ])
+  if not stddev > 0:
+    raise ValueError(
+        'nothing is noised, so nothing is promised that could be audited: '
+        'include a file of gin/privacy and set NOISE_MULTIPLIER.'
     )
-    shares = {
-        name: float(layer_clip) / clip
-        for name, layer_clip in metrics.get('layer_clip', {}).items()
-    }
-    drawn = {tf.compat.as_text(name) for name in result.batch}
-    is_drawn = [name in drawn for name in self._canaries.client_ids]
-    self._records[number] = _Record(
-        joined=is_drawn & self._canaries.included,
-        norms=np.array(
-            layer_norms(specs, clipping=self._clipping, shares=shares)
-        ),
-        noise_ratio=stddev / clip,
-        scale=self._cohort_size / clip,
-        layers={name: np.asarray(released[name]) for name in specs},
-    )
-
-  def records(self, num_rounds: int) -> list[_Record]:
-    """Returns the records of all rounds, in order."""
-    return [self._records[number] for number in range(1, num_rounds + 1)]
+  released = result.output.state.finalizer['last']
+  # In the order of the model's weights.
+  specs = weights_lib.Weights(
+      (name, tf.TensorSpec(np.shape(released[name]), tf.float32))
+      for name in sorted(released)
+  )
+  shares = {
+      name: float(layer_clip) / clip
+      for name, layer_clip in metrics.get('layer_clip', {}).items()
+  }
+  drawn = {tf.compat.as_text(name) for name in result.batch}
+  is_drawn = [name in drawn for name in canaries.client_ids]
+  return _Release(
+      joined=is_drawn & canaries.included,
+      norms=np.array(layer_norms(specs, clipping=clipping, shares=shares)),
+      noise_ratio=stddev / clip,
+      scale=cohort_size / clip,
+      layers={name: np.asarray(released[name]) for name in specs},
+  )
 
 
 class _Released:
@@ -301,7 +289,7 @@ class _Released:
 
   def __init__(
       self,
-      rounds: Sequence[_Record],
+      rounds: Sequence[_Release],
       canaries: canaries_lib.Canaries,
   ):
     self._rounds = rounds
@@ -403,12 +391,22 @@ def layer_norms(
   return norms
 
 
-def _table(tests: Sequence[residuals.ResidualTest]) -> str:
-  """The tests, one a line."""
+def _summary(fields: Mapping[str, Any]) -> str:
+  """The tests, one a line, and epsilon."""
   lines = [f'{"test":<11}{"p":<9}{"":<7}most unlikely in it']
-  for test in tests:
-    verdict = 'FAILS' if test.fails else 'holds'
+  for test in fields['tests']:
+    verdict = 'FAILS' if test['fails'] else 'holds'
     lines.append(
-        f'{test.name:<11}{test.p_value:<9.2g}{verdict:<7}{test.finding}'
+        f'{test["name"]:<11}{test["p_value"]:<9.2g}{verdict:<7}'
+        f'{test["finding"]}'
     )
-  return '\n'.join(lines)
+  bound, estimate = fields['bound'], fields['estimate']
+  return '\n'.join([
+      *lines,
+      f'epsilon at delta {fields["delta"]:g}: accounted '
+      f'{float(fields["accounted_epsilon"]):.3g}; at least '
+      f'{bound["epsilon"]:.3g} with {bound["confidence"]:.0%} confidence '
+      f'({bound["num_correct"]} of {bound["num_guesses"]} guesses right); '
+      f'estimate {estimate["epsilon"]:.3g} ({estimate["low"]:.3g} to '
+      f'{estimate["high"]:.3g})',
+  ])
