@@ -10,9 +10,12 @@ class GrowingClipQuery(queries.PerLayerClipSumQuery):
   """`PerLayerClipSumQuery` with the clip C growth^t in round t.
 
   Sensitivity, noise and event are the query's own, at that clip: noise is
-  proportional to the clip, so each round costs one GaussianDpEvent(z). The clip
-  does not depend on data.
+  proportional to the clip, so a round costs what it costs at a fixed clip. The
+  clip does not depend on data.
   """
+
+  # So that buffers of correlated noise grow with the clip.
+  grid_follows_clip = True
 
   def __init__(self, record_specs, *, growth: float, **settings):
     super().__init__(record_specs, **settings)

@@ -89,7 +89,7 @@ class DistributedMeanTest(parameterized.TestCase):
         process.next.type_signature.result,
     )
     self.assertEqual(str(parameter.value.member), str(_VALUE_TYPE))
-    self.assertEqual(str(parameter.number.member), 'int64')
+    self.assertEqual(str(parameter.weight.member), 'int64')
     self.assertEqual(str(result.result.member), str(_VALUE_TYPE))
     self.assertEqual(str(result.result.placement), 'SERVER')
     query_state = parameter.state.member.query_state

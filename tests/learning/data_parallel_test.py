@@ -35,7 +35,7 @@ class DataParallelSumTest(parameterized.TestCase):
     self.assertEqual(float(total(tf.constant(2.0), _BATCHES)), 258)
     self.assertIsNone(total(tf.constant(2.0), []))
 
-  def test_batches_go_to_devices_in_turn_and_are_added_in_pairs(self):
+  def test_batches_go_to_devices_in_turn_and_are_added_in_their_order(self):
     devices = logical_devices.CPUS[:3]
     total = _build(
         lambda _, batch: tf.strings.as_string(batch[0], precision=0),

@@ -135,7 +135,7 @@ def _keyed(state):
 
 def _moves(step: dp_sgd.DpSgd, *batches) -> dict[str, np.ndarray]:
   """What a first step subtracts from each weight, times the batch size."""
-  state = _keyed(step.initialize()) if step._query else step.initialize()
+  state = _keyed(step.initialize()) if step._is_private else step.initialize()
   after = _weights(step.next(state, batches).state)
   return {
       name: 4 * (before - after[name])

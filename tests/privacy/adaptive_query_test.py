@@ -485,7 +485,7 @@ class ArgumentsTest(parameterized.TestCase):
       ),
       (
           'too_large',
-          dict(noise=_BLT, noise_multiplier=100.0),
+          dict(noise=_BLT, noise_multiplier=400.0),
           'exceeds 62 bits',
       ),
       (

@@ -164,7 +164,7 @@ def _forgotten():
 def _in_powers_of_two():
   """Buffers in units that do not scale with adaptive clips."""
   return absltest.mock.patch.object(
-      adaptive_query.AdaptiveClipSumQuery, '_grid_follows_clip', False
+      adaptive_query.AdaptiveClipSumQuery, 'grid_follows_clip', False
   )
 
 

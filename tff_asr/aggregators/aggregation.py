@@ -18,7 +18,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.privacy import clipping as clipping_lib
-from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 
@@ -95,11 +94,8 @@ def _without_guarantee(
     # No noise: the ledger charges an infinite epsilon.
     event = dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
     # The key is never drawn from; the counter counts rounds.
-    query_state = queries.MechanismState(
-        l2_norm_clip=tf.constant(float('inf')),
-        noise_multiplier=tf.constant(0.0),
-        noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
-        counter=tf.constant(0, tf.int64),
+    query_state = queries.MechanismState.initial(
+        l2_norm_clip=float('inf'), noise_multiplier=0.0
     )
     return State(
         query_state, tf.nest.map_structure(tf.constant, event), inner_state

@@ -25,7 +25,7 @@ server sees a secure sum. docs/metrics.md lists the measurements M.
 import collections
 from collections.abc import Callable, Sequence
 import math
-from typing import NamedTuple, Optional
+from typing import Any, Optional
 
 import dp_accounting
 import numpy as np
@@ -79,10 +79,10 @@ def build_distributed(
 
   The number of a client, int64, takes the place of its weight: its simulated
   randomness follows that number. A client without data has no number and fails,
-  since two such clients would draw the same noise; the server refuses a round
-  with two equal numbers. Clients may drop out; the divisor remains cohort_size.
+  since two such clients would draw the same noise. A cohort may not contain a
+  client twice, either. Clients may drop out; the divisor remains cohort_size.
 
-  The server gets the modular sum, the numbers of the clients in it, and in a
+  The server gets the modular sum, the number of clients in it, and in a
   simulation the metrics of clipping, except the norm of the mean without noise.
   A deployment omits the `not_private` metrics, which are summed without
   protection.
@@ -92,13 +92,6 @@ def build_distributed(
     cohort_size: Clients of each round.
   """
   return _DistributedMean(build_query, cohort_size)
-
-
-class _ClippedUpdate(NamedTuple):
-  """What a client sends to a server that adds noise, or a sum of that."""
-
-  record: clipping_lib.Nest
-  stats: grid_clipper.ClippingStats
 
 
 class _DpMean(aggregation.AccountedFactory):
@@ -111,79 +104,32 @@ class _DpMean(aggregation.AccountedFactory):
   def create(
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    specs = tff.types.type_to_tf_tensor_specs(value_type)
-    check_shapes(specs)
-    query = self._build_query(specs)
+    query = self._build_query(_record_specs(value_type))
 
-    @tff.tensorflow.computation
-    def initial_state():
-      query_state = query.initial_global_state()
-      return _state(query_state, query.event(query_state))
+    def clip(params, value, unused_weight):
+      return query.clip(params, value)
 
-    state_type = initial_state.type_signature.result
-
-    @tff.tensorflow.computation(state_type)
-    def sample_params(state):
-      return query.derive_sample_params(state.query_state)
-
-    @tff.tensorflow.computation(
-        sample_params.type_signature.result, value_type
-    )
-    def clip(params, value):
-      return _ClippedUpdate(*query.clip(params, value))
-
-    @tff.tensorflow.computation(state_type, clip.type_signature.result)
-    def release(state, total):
-      # A round uses the state that it starts with, so describe that one.
-      measurements = _measurements(
-          query,
-          state.query_state,
-          cohort_size=self._cohort_size,
-          stats=total.stats,
-      )
+    def release(query_state, total, measurements):
       # Layer by layer: squares of all layers at once would take much memory.
       squares = sequential.sequential_map(
-          grid_clipper.squared_norm,
-          tf.nest.flatten(query.updates_of(total.record)),
+          grid_clipper.squared_norm, tf.nest.flatten(query.updates_of(total))
       )
-      grid_step = query.grid_step(state.query_state) / self._cohort_size
+      grid_step = query.grid_step(query_state) / self._cohort_size
       # Computed from the sum without noise.
       measurements['not_private']['signal_norm'] = tf.cast(
           tf.sqrt(tf.add_n(squares)) * grid_step, tf.float32
       )
-      noised, query_state, event = query.get_noised_result(
-          total.record, state.query_state
-      )
-      return (
-          _state(query_state, event, like=state),
-          queries.divide_by_cohort_size(noised, self._cohort_size),
-          measurements,
-      )
+      return query.get_noised_result(total, query_state)
 
-    @tff.federated_computation
-    def init_fn():
-      return tff.federated_eval(initial_state, tff.SERVER)
-
-    @tff.federated_computation(
-        tff.FederatedType(state_type, tff.SERVER),
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+    return _build_process(
+        query,
+        value_type=value_type,
+        weight_type=weight_type,
+        cohort_size=self._cohort_size,
+        client_work=clip,
+        aggregate=tff.federated_sum,
+        release=release,
     )
-    def next_fn(state, value, weight):
-      del weight
-      # Client computation.
-      params = tff.federated_broadcast(tff.federated_map(sample_params, state))
-      clipped = tff.federated_map(clip, (params, value))
-      # Inner aggregation.
-      total = tff.federated_sum(clipped)
-      # Server computation: `release` adds the noise.
-      new_state, mean, measurements = tff.federated_map(
-          release, (state, total)
-      )
-      # Output preparation.
-      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
-
-    return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 class _DistributedMean(aggregation.AccountedFactory):
@@ -202,8 +148,7 @@ class _DistributedMean(aggregation.AccountedFactory):
   def create(
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    specs = tff.types.type_to_tf_tensor_specs(value_type)
-    check_shapes(specs)
+    specs = _record_specs(value_type)
     if weight_type != tff.TensorType(np.int64):
       raise TypeError(
           'Distributed noise needs the number of each client, int64, in place '
@@ -216,20 +161,6 @@ class _DistributedMean(aggregation.AccountedFactory):
           f'{self._cohort_size}: set both by COHORT_SIZE.'
       )
 
-    @tff.tensorflow.computation
-    def initial_state():
-      query_state = query.initial_global_state()
-      return _state(query_state, query.event(query_state))
-
-    state_type = initial_state.type_signature.result
-
-    @tff.tensorflow.computation(state_type)
-    def sample_params(state):
-      return query.derive_sample_params(state.query_state)
-
-    @tff.tensorflow.computation(
-        sample_params.type_signature.result, value_type, weight_type
-    )
     def encode(params, value, number):
       check = tf.debugging.assert_non_negative(
           number,
@@ -239,86 +170,110 @@ class _DistributedMean(aggregation.AccountedFactory):
       # The graph runs only ops that the result depends on.
       with tf.control_dependencies([check]):
         number = tf.identity(number)
-      return query.encode(params, value, client=number)
+      sent, stats = query.encode(params, value, client=number)
+      return (sent, tf.constant(1)), stats
 
-    @tff.tensorflow.computation(
-        state_type, *encode.type_signature.result, np.int32
+    def aggregate(sent):
+      return (
+          tff.backends.mapreduce.federated_secure_modular_sum(
+              sent[0], query.modulus
+          ),
+          # Not private: the server knows who takes part.
+          tff.federated_sum(sent[1]),
+      )
+
+    def release(query_state, total, unused_measurements):
+      noised, new_state = query.decode(
+          total[0], num_clients=total[1], global_state=query_state
+      )
+      return noised, new_state, query.event(new_state)
+
+    return _build_process(
+        query,
+        value_type=value_type,
+        weight_type=weight_type,
+        cohort_size=self._cohort_size,
+        client_work=encode,
+        aggregate=aggregate,
+        release=release,
     )
-    def decode(state, total, stats, num_clients):
-      noised, query_state = query.decode(
-          total, num_clients=num_clients, global_state=state.query_state
-      )
-      measurements = _measurements(
-          query, state.query_state, cohort_size=self._cohort_size, stats=stats
-      )
-      mean = queries.divide_by_cohort_size(noised, self._cohort_size)
-      event = query.event(query_state)
-      return _state(query_state, event, like=state), mean, measurements
-
-    @tff.federated_computation
-    def init_fn():
-      return tff.federated_eval(initial_state, tff.SERVER)
-
-    @tff.federated_computation(
-        tff.FederatedType(state_type, tff.SERVER),
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
-    )
-    def next_fn(state, value, number):
-      # Client computation: `encode` adds the noise.
-      params = tff.federated_broadcast(tff.federated_map(sample_params, state))
-      sent, stats = tff.federated_map(encode, (params, value, number))
-      # Inner aggregations.
-      total = tff.backends.mapreduce.federated_secure_modular_sum(
-          sent, query.modulus
-      )
-      # Not private: the server knows who takes part.
-      num_clients = _count_distinct(number)
-      # Server computation.
-      new_state, mean, measurements = tff.federated_map(
-          decode, (state, total, tff.federated_sum(stats), num_clients)
-      )
-      # Output preparation.
-      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
-
-    return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
-def _count_distinct(number: tff.Value) -> tff.Value:
-  """The number of clients, int32 at the server; fails if two are the same."""
-  numbers_type = tff.TensorType(np.int64, [None])
+def _build_process(
+    query: queries.PerLayerClipSumQuery | distributed.DistributedSumQuery,
+    *,
+    value_type: tff.Type,
+    weight_type: tff.Type,
+    cohort_size: float,
+    client_work: Callable[..., tuple[Any, grid_clipper.ClippingStats]],
+    aggregate: Callable[[tff.Value], tff.Value],
+    release: Callable[..., tuple[Any, queries.MechanismState, Any]],
+) -> tff.templates.AggregationProcess:
+  """Builds the process from what differs between the means.
 
-  @tff.tensorflow.computation(np.int64)
-  def as_vector(number):
-    # A vector, since scalars cannot be concatenated.
-    return number[tf.newaxis]
+  Args:
+    query: Has state, parameters of clients and metrics.
+    value_type: Type of a client's update.
+    weight_type: Type of its weight.
+    cohort_size: The divisor.
+    client_work: Maps (parameters, update, weight) to what a client sends and
+      the effect of clipping, in TensorFlow.
+    aggregate: Sums what clients send, as a federated value.
+    release: Maps (query's state, sum, measurements) to noised sum, new state
+      and event, in TensorFlow; may add measurements.
+  """
 
   @tff.tensorflow.computation
-  def no_numbers():
-    return tf.zeros([0], tf.int64)
+  def initial_state():
+    query_state = query.initial_global_state()
+    return _state(query_state, query.event(query_state))
 
-  @tff.tensorflow.computation(numbers_type, numbers_type)
-  def concatenate(first, second):
-    return tf.concat([first, second], axis=0)
+  state_type = initial_state.type_signature.result
 
-  @tff.tensorflow.computation(numbers_type)
-  def count(numbers):
-    size = tf.size(numbers)
-    check = tf.debugging.assert_equal(
-        tf.size(tf.unique(numbers).y),
-        size,
-        'A client appears twice in the cohort: both would draw the same noise.',
-    )
-    with tf.control_dependencies([check]):
-      return tf.identity(size)
+  @tff.tensorflow.computation(state_type)
+  def sample_params(state):
+    return query.derive_sample_params(state.query_state)
 
-  return tff.federated_aggregate(
-      tff.federated_map(as_vector, number),
-      no_numbers(),
-      concatenate,
-      concatenate,
-      count,
+  client_computation = tff.tensorflow.computation(
+      client_work,
+      [sample_params.type_signature.result, value_type, weight_type],
   )
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_eval(initial_state, tff.SERVER)
+
+  @tff.federated_computation(
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+  )
+  def next_fn(state, value, weight):
+    # Client computation.
+    params = tff.federated_broadcast(tff.federated_map(sample_params, state))
+    sent, stats = tff.federated_map(client_computation, (params, value, weight))
+    # Inner aggregations.
+    sums = tff.federated_zip((state, aggregate(sent), tff.federated_sum(stats)))
+
+    @tff.tensorflow.computation(sums.type_signature.member)
+    def server_computation(arguments):
+      state, total, stats = arguments
+      # A round uses the state that it starts with, so describe that one.
+      measurements = _measurements(
+          query, state.query_state, cohort_size=cohort_size, stats=stats
+      )
+      noised, query_state, event = release(
+          state.query_state, total, measurements
+      )
+      mean = queries.divide_by_cohort_size(noised, cohort_size)
+      return _state(query_state, event, like=state), mean, measurements
+
+    # Server computation.
+    new_state, mean, measurements = tff.federated_map(server_computation, sums)
+    # Output preparation.
+    return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
+
+  return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 def _state(
@@ -338,7 +293,7 @@ def _state(
 
 
 def _measurements(
-    query: queries.ClippingQuery | distributed.DistributedSumQuery,
+    query: queries.PerLayerClipSumQuery | distributed.DistributedSumQuery,
     query_state: queries.MechanismState,
     *,
     cohort_size: float,
@@ -352,13 +307,13 @@ def _measurements(
     found['noise_norm'] = metrics['noise_stddev_on_sum'] * (
         math.sqrt(query.num_noised) / cohort_size
     )
-  found['not_private'] = clipping_metrics(
+  found['not_private'] = _clipping_metrics(
       stats, layer_names=query.layer_names
   )
   return found
 
 
-def clipping_metrics(
+def _clipping_metrics(
     stats: grid_clipper.ClippingStats, *, layer_names: Sequence[str]
 ) -> collections.OrderedDict[str, clipping_lib.Nest]:
   """Returns metrics of clipping: means over clients with a finite update.
@@ -385,13 +340,14 @@ def clipping_metrics(
   )
 
 
-def check_shapes(specs: clipping_lib.Nest) -> None:
-  """Raises ValueError if updates have a dimension that is left to the client.
+def _record_specs(value_type: tff.Type) -> clipping_lib.Nest:
+  """Specs of updates; ValueError if the client may choose a dimension.
 
   Without one, TFF's types refuse an update of another shape before it is
   summed. With one, an update could be added to others by broadcasting, which
   multiplies what one client can move.
   """
+  specs = tff.types.type_to_tf_tensor_specs(value_type)
   for path, spec in tree.flatten_with_path(specs):
     if not spec.shape.is_fully_defined():
       name = '/'.join(map(str, path)) or 'the update'
@@ -399,3 +355,4 @@ def check_shapes(specs: clipping_lib.Nest) -> None:
           f'{name} has the shape {spec.shape}: all dimensions of clients\' '
           'updates must be given.'
       )
+  return specs

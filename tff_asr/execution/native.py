@@ -20,18 +20,14 @@ set, as `tff_asr.launch` does.
 
 import asyncio
 import atexit
-from collections.abc import Sequence
 from concurrent import futures
 import contextlib
 import inspect
 import ipaddress
 import re
-import signal
 import socket
 import threading
-import time
 from typing import Any
-import weakref
 
 import psutil
 import tensorflow_federated as tff
@@ -40,8 +36,6 @@ from tff_asr import checks
 from tff_asr.execution import intrinsics
 
 _WORKER = 'worker_binary'
-# How long a worker may take to terminate before it is killed.
-_END_TIMEOUT_SEC = 5.0
 _UNKNOWN_OP = re.compile(
     r"(?:Op type not registered|No OpKernel was registered to support Op) "
     r"'([^']+)'"
@@ -81,40 +75,11 @@ def build_async_context(
 def stop() -> None:
   """Ends every worker of this process; build a new context to continue."""
   # Only the children of this process: others have workers, too.
-  workers = [
-      child for child in psutil.Process().children() if _is_worker(child)
-  ]
-  for worker in workers:
+  for child in psutil.Process().children():
     with contextlib.suppress(psutil.NoSuchProcess):
-      worker.terminate()
-  _wait(workers)
-  for worker in workers:
-    if _runs(worker):
-      with contextlib.suppress(psutil.NoSuchProcess):
-        worker.kill()
-  _wait(workers)
-
-
-def _wait(workers: Sequence[psutil.Process]) -> None:
-  """Waits until all workers have ended, or the time is over."""
-  # Not `psutil.wait_procs`: TFF, which started them, waits for them itself.
-  deadline = time.monotonic() + _END_TIMEOUT_SEC
-  while any(map(_runs, workers)) and time.monotonic() < deadline:
-    time.sleep(0.01)
-
-
-def _runs(child: psutil.Process) -> bool:
-  try:
-    return child.status() != psutil.STATUS_ZOMBIE
-  except psutil.NoSuchProcess:
-    return False
-
-
-def _is_worker(child: psutil.Process) -> bool:
-  try:
-    return child.name() == _WORKER and _runs(child)
-  except psutil.NoSuchProcess:
-    return False
+      if child.name() == _WORKER:
+        # Killed, as it has nothing to save. TFF, which started it, reaps it.
+        child.kill()
 
 
 class _Caller:
@@ -131,7 +96,6 @@ class _Caller:
     # Registered once, and last, so that it runs before handlers of libraries.
     atexit.unregister(stop)
     atexit.register(stop)
-    _leave_interrupts_to_workers()
     build = tff.backends.native.create_async_local_cpp_execution_context
     self._context = build(
         max_concurrent_computation_calls=max_concurrent_clients or -1
@@ -140,10 +104,8 @@ class _Caller:
     self._loop = asyncio.new_event_loop()
     # A daemon, so that Python's exit does not wait for it.
     threading.Thread(
-        target=_run_loop, args=(self._loop,), name='native calls', daemon=True
+        target=self._loop.run_forever, name='native calls', daemon=True
     ).start()
-    # Holds the loop only: with a reference to self it would never run.
-    weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
 
   def _start(self, comp: tff.Computation, arg: Any) -> futures.Future:
     """Starts the call; the future has its result."""
@@ -210,29 +172,6 @@ def _check_reach(trust_network: bool) -> None:
         '(TRUST_NETWORK = True in gin) where no one else can reach this '
         'machine.'
     )
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-  """Runs an event loop until it is stopped and its last task has ended."""
-  loop.run_forever()
-  if tasks := asyncio.all_tasks(loop):  # Cancelled ones.
-    loop.run_until_complete(asyncio.wait(tasks))
-  loop.close()
-
-
-def _leave_interrupts_to_workers() -> None:
-  """Lets SIGINT end workers even if this process ignores it."""
-  # A program that a script starts in the background ignores SIGINT, and its
-  # children inherit that. But TFF ends a worker by SIGINT when a context is
-  # dropped, and would wait forever. Workers do not inherit handlers, so this
-  # process replaces SIG_IGN by a handler that does nothing.
-  is_main = threading.current_thread() is threading.main_thread()
-  if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, _ignore)
-
-
-def _ignore(*unused_signal: object) -> None:
-  """Does nothing, as SIG_IGN."""
 
 
 def _explain(error: Exception, comp: tff.Computation) -> None:

@@ -49,7 +49,6 @@ class CentralStep:
       encoder_frozen_steps: int = 0,
       encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
       jit_compile: bool = False,
-      num_batches: int = 1,
   ):
     """Creates the process.
 
@@ -68,14 +67,12 @@ class CentralStep:
         as the head's.
       jit_compile: Whether XLA compiles gradient and update, once for each size
         of a batch: pad them to `buckets.LengthBuckets`. It rounds differently.
-      num_batches: Number of batches of a step.
 
     Raises:
       ValueError: An argument is out of range, or as `find_devices`.
     """
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
-    checks.positive_int(num_batches=num_batches)
     encoder = frozenset(model.encoder.specs)
     if encoder_rate != 1 or encoder_frozen_steps or encoder_optimizer:
       optimizer = param_groups.build_param_groups(
@@ -90,7 +87,6 @@ class CentralStep:
     self._max_grad_norm = max_grad_norm
     self._devices = None if devices is None else find_devices(devices)
     self._jit_compile = jit_compile
-    self._num_batches = num_batches
     self._encoder = encoder
     self._encoder_frozen_steps = encoder_frozen_steps
     # One entry: a run freezes the encoder first, and then no longer.
@@ -125,8 +121,8 @@ class CentralStep:
 
     Args:
       state: State that `initialize` or the last step returned.
-      batches: `num_batches` of them. One of placeholders only has a gradient of
-        zero, and counts in the mean.
+      batches: At least one. One of placeholders only has a gradient of zero,
+        and counts in the mean.
 
     Returns:
       The new state, and metrics: `loss_sum` of the utterances' losses, float32

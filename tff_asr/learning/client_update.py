@@ -362,14 +362,10 @@ def _result(
     )
   parts = tf.nest.flatten(delta)
   norm = tf.linalg.global_norm(parts)
-  # The test by which the query replaces an update by zeros. The norm alone does
-  # not suffice: that of finite elements may overflow.
-  is_finite = tf.cond(
-      tf.math.is_finite(norm),
-      lambda: tf.constant(True),
-      lambda: tf.reduce_all(
-          [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
-      ),
+  # The test by which the query replaces an update by zeros. Not by the norm,
+  # which may overflow for finite elements.
+  is_finite = tf.reduce_all(
+      [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
   )
   has_trained = is_finite & (num_utterances > 0)
   # A non-finite client must not make the sums over clients non-finite.
@@ -442,28 +438,19 @@ def step(
       num_utterances=tf.reduce_sum(batch['example_weights']),
       frozen=frozen,
   )
-  # Not used then; `update` takes the same arguments in both cases.
-  if proximal_weight == 0:
-    anchor = weights
-
-  def update(optimizer_state, weights, anchor, gradients):
-    # Before the clip: what is clipped is the gradient of the objective.
-    if proximal_weight > 0:
-      gradients = tf.nest.map_structure(
-          lambda gradient, weight, start: (
-              gradient + proximal_weight * (weight - start)
-          ),
-          gradients,
-          weights,
-          anchor,
-      )
-    gradients = clip_by_global_norm(gradients, max_norm=max_grad_norm)
-    return optimizer.next(optimizer_state, weights, gradients)
-
-  live, anchor = (
-      weights_lib.without(frozen, each) for each in (weights, anchor)
-  )
-  optimizer_state, live = update(optimizer_state, live, anchor, gradients)
+  live = weights_lib.without(frozen, weights)
+  # Before the clip: what is clipped is the gradient of the objective.
+  if proximal_weight > 0:
+    gradients = tf.nest.map_structure(
+        lambda gradient, weight, start: (
+            gradient + proximal_weight * (weight - start)
+        ),
+        gradients,
+        live,
+        weights_lib.without(frozen, anchor),
+    )
+  gradients = clip_by_global_norm(gradients, max_norm=max_grad_norm)
+  optimizer_state, live = optimizer.next(optimizer_state, live, gradients)
   return optimizer_state, weights_lib.updated(weights, live), loss_sum
 
 

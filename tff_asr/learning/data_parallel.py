@@ -2,7 +2,7 @@
 
 Central steps and DP-SGD share it. Each device has a copy of the weights and a
 thread. Batches are dealt to the devices in turn, each device adds its own, and
-the devices' sums are added in pairs:
+the first one adds the devices' sums:
 
     >>> total = DataParallelSum(
     ...     lambda factor, batch: factor * tf.reduce_sum(batch),
@@ -21,6 +21,7 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 from typing import Any, Generic, Optional, TypeVar
 
@@ -99,25 +100,13 @@ class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
         running[device].append(threads[device].submit(add, device, batch))
       for each in itertools.chain(*running.values()):
         each.result()
-    # In the order of the devices, not of the threads that ended first.
-    return self._merge_all(
-        [(device, sums[device]) for device in copies if device in sums]
-    )
-
-  def _merge_all(
-      self, sums: list[tuple[Optional[str], _Sum]]
-  ) -> Optional[_Sum]:
-    """Adds pairs on the device of their first, so half of the devices work."""
     if not sums:
       return None
-    while len(sums) > 1:
-      merged = []
-      for (device, one), (_, other) in zip(sums[::2], sums[1::2]):
-        with device_scope(device):
-          merged.append((device, self._merge(one, other)))
-      sums = merged + sums[len(sums) // 2 * 2 :]
-    ((_, total),) = sums
-    return total
+    with device_scope(self._devices[0]):
+      # In the order of the devices, not of the threads that ended first.
+      return functools.reduce(
+          self._merge, [sums[device] for device in copies if device in sums]
+      )
 
 
 def device_scope(

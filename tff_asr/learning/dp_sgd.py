@@ -113,15 +113,15 @@ class DpSgd:
     self._seed = weights_lib.seed_pair(seed)
     # Sorted, because the names are part of the state and of its identity.
     self._frozen = tuple(sorted(frozen))
-    self._query = None
+    self._is_private = build_query is not None
+    self._query = tfp.NoPrivacySumQuery()
     if build_query is not None:
-      query = build_query(self._live_specs)
-      if not isinstance(query, queries.PerLayerClipSumQuery):
+      self._query = build_query(self._live_specs)
+      if not isinstance(self._query, queries.PerLayerClipSumQuery):
         raise ValueError(
-            f'{type(query).__name__} is not for examples, which no device '
-            'could noise: take another file of gin/privacy.'
+            f'{type(self._query).__name__} is not for examples, which no '
+            'device could noise: take another file of gin/privacy.'
         )
-      self._query = query
     self._sum = self._build_sum(
         _build_compute(
             model,
@@ -136,15 +136,13 @@ class DpSgd:
     self._batch_size = batch_size
     # Traced once: the noise and the optimizer run in one graph for all steps.
     self._update = tf.function(self._update_graph, autograph=False)
-    self._event = tf.function(self._event_graph, autograph=False)
 
   def initialize(self) -> process.State:
     """The state before the first step, with weights drawn from the seed."""
     weights = self._model.initialize(tf.constant(self._seed))
-    query_state, event = (), ()
-    if self._query is not None:
-      query_state = self._query.initial_global_state()
-      event = _to_arrays(self._event(query_state))
+    query_state, event = self._query.initial_global_state(), ()
+    if self._is_private:
+      event = _to_arrays(self._query.event(query_state).to_named_tuple())
     # Tensors, because Python numbers would be traced as constants.
     finalizer = tf.nest.map_structure(
         tf.convert_to_tensor, self._optimizer.initialize(self._live_specs)
@@ -202,7 +200,7 @@ class DpSgd:
         'gradient_norm_sum': sums.norm,
         'num_examples': sums.count,
     }
-    if self._query is None:
+    if not self._is_private:
       metrics['layer_squares'] = squares
     step = process.RandomState(
         state.distributor.seed, np.int32(state.distributor.round_num + 1)
@@ -221,9 +219,7 @@ class DpSgd:
     return weights_lib.without(self._frozen, weights)
 
   def _clipping_params(self, query_state: Any) -> Any:
-    """What the query needs to clip, as tensors; () without a query."""
-    if self._query is None:
-      return ()
+    """What the query needs to clip, as tensors."""
     return tf.nest.map_structure(
         tf.convert_to_tensor, self._query.derive_sample_params(query_state)
     )
@@ -232,12 +228,11 @@ class DpSgd:
       self, compute: Callable[..., '_Sums'], devices: Sequence[str]
   ) -> data_parallel.DataParallelSum:
     """The sum over physical batches, shared by the devices."""
-    params = ()
-    if self._query is not None:
-      params = self._clipping_params(self._query.initial_global_state())
+    params = self._clipping_params(self._query.initial_global_state())
     return data_parallel.DataParallelSum(
         compute,
-        merge=functools.partial(_merge, self._query),
+        # All queries here have sums that add up element by element.
+        merge=functools.partial(tf.nest.map_structure, tf.add),
         shared_spec=(
             weights_lib.tensor_specs(self._model.specs),
             tf.nest.map_structure(tf.type_spec_from_value, params),
@@ -247,28 +242,20 @@ class DpSgd:
         devices=devices,
     )
 
-  def _event_graph(self, query_state):
-    """The event of a step."""
-    return self._query.event(query_state).to_named_tuple()
-
   def _update_graph(self, query_state, finalizer, live, records):
     """The noised mean, and the optimizer's step along it."""
-    event = ()
+    noised, query_state, event = self._query.get_noised_result(
+        records, query_state
+    )
+    mean = queries.divide_by_cohort_size(noised, self._batch_size)
     squares = ()
-    if self._query is None:
-      mean = tf.nest.map_structure(
-          lambda record: record / self._batch_size, records
-      )
-      squares = weights_lib.Weights(
-          (name, tf.reduce_sum(tf.square(part)))
-          for name, part in mean.items()
-      )
-    else:
-      noised, query_state, event = self._query.get_noised_result(
-          records, query_state
-      )
-      mean = queries.divide_by_cohort_size(noised, self._batch_size)
+    if self._is_private:
       event = event.to_named_tuple()
+    else:
+      event = ()
+      squares = tf.nest.map_structure(
+          lambda part: tf.reduce_sum(tf.square(part)), mean
+      )
     finalizer, live = self._optimizer.next(finalizer, live, mean)
     return query_state, event, finalizer, live, squares
 
@@ -277,7 +264,7 @@ class _Sums(NamedTuple):
   """Sums over examples, the exact ones not private.
 
   Attributes:
-    records: The query's sample state; without a query gradients.
+    records: The query's sample state.
     loss: float32 [], of the losses.
     norm: float32 [], of the gradients' norms before clipping.
     count: float32 [], examples.
@@ -290,30 +277,21 @@ class _Sums(NamedTuple):
 
 
 def _zeros(
-    live: weights_lib.Weights, query: Optional[tfp.DPQuery]
+    live: weights_lib.Weights, query: tfp.SumAggregationDPQuery
 ) -> _Sums:
   """Sums over no example."""
-  if query is None:
-    records = tf.nest.map_structure(tf.zeros_like, live)
-  else:
-    records = query.initial_sample_state(live)
-  return _Sums(records, tf.zeros([]), tf.zeros([]), tf.zeros([]))
-
-
-def _merge(query: Optional[tfp.DPQuery], one: _Sums, other: _Sums) -> _Sums:
-  """Adds sums."""
-  if query is None:
-    return tf.nest.map_structure(tf.add, one, other)
   return _Sums(
-      query.merge_sample_states(one.records, other.records),
-      *(a + b for a, b in zip(one[1:], other[1:])),
+      query.initial_sample_state(live),
+      tf.zeros([]),
+      tf.zeros([]),
+      tf.zeros([]),
   )
 
 
 def _build_compute(
     model: best_rq.BestRqModel,
     *,
-    query: Optional[tfp.DPQuery],
+    query: tfp.SumAggregationDPQuery,
     live: tuple[str, ...],
     gradients: str,
     buckets: Optional[buckets_lib.LengthBuckets],
@@ -489,17 +467,17 @@ def _sum_by_example(
     weights: weights_lib.Weights,
     examples: _Examples,
     *,
-    query: Optional[tfp.DPQuery],
+    query: tfp.SumAggregationDPQuery,
     params: Any,
     prepare: Callable[[_Examples], _MaskedExamples],
     gradient_of: _GradientOf,
 ) -> _Sums:
-  """Sums the gradients of a batch's examples, clipped if there is a query.
+  """Sums the gradients of a batch's examples, as the query clips them.
 
   Args:
     weights: What is trained: gradients are by these alone.
     examples: Nest of tensors [B, ...], B at least 1.
-    query: Clips; its records are gradients like the weights. None: no clip.
+    query: Clips; its records are gradients like the weights.
     params: Parameters that the query's `derive_sample_params` returned.
     prepare: Turns one of the examples into what `gradient_of` takes.
     gradient_of: As `_build_gradient` returns it.
@@ -512,13 +490,8 @@ def _sum_by_example(
         lambda part: part[number : number + 1], examples
     )
     gradient, loss = gradient_of(weights, prepare(example))
-    if query is None:
-      records = tf.nest.map_structure(tf.add, sums.records, gradient)
-    else:
-      record = query.preprocess_record(params, gradient)
-      records = query.accumulate_preprocessed_record(sums.records, record)
     return number + 1, _Sums(
-        records,
+        query.accumulate_record(params, sums.records, gradient),
         sums.loss + loss,
         # Before the clip: the metric shows how much is clipped.
         sums.norm + tf.linalg.global_norm(tf.nest.flatten(gradient)),
@@ -538,4 +511,6 @@ def _sum_by_example(
 
 def _to_arrays(event: Any) -> Any:
   """The event as TFF keeps it in a state: its names as bytes."""
-  return tf.nest.map_structure(lambda value: value.numpy(), event)
+  return tf.nest.map_structure(
+      lambda value: tf.convert_to_tensor(value).numpy(), event
+  )

@@ -144,7 +144,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
 
   # So that buffers of correlated noise, which are in grid steps, keep their
   # size over the clip when the clip changes.
-  _grid_follows_clip = True
+  grid_follows_clip = True
 
   def __init__(
       self,
@@ -197,7 +197,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     num_clips = len(self._initial_clips)
     self._count_steps = adaptation.count_steps(
         num_clips=num_clips,
-        clip_in_steps=1 / self._clipper.first_step_over_clip(),
+        clip_in_steps=self._clipper.max_clip_in_steps,
     )
     # Counts of 1/2 in H layers have the norm sqrt(H) / 2; shares are over n.
     share_stddev = (

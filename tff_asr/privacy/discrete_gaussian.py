@@ -22,7 +22,6 @@ from tff_asr import checks
 from tff_asr.privacy import chacha20
 from tff_asr.privacy import host_op
 from tff_asr.privacy import keys
-from tff_asr.privacy import numpy_ops
 
 # Below, sums are too far from a Gaussian; above, tables are large without any
 # benefit.
@@ -217,26 +216,23 @@ def _draw(
   release, size = int(release) % 2**64, int(size)
   stream = chacha20.Stream(own, release=release, stream=_FIRST)
   drawn = np.empty(size, np.int64)
-  zeros = np.zeros(8 * min(_BLOCK, size), np.uint8)
+  zeros = np.zeros(8 * _BLOCK, np.uint8)
   for start in range(0, size, _BLOCK):
     words = np.empty(min(_BLOCK, size - start), '<u8')
     stream.next(zeros[: words.nbytes], words)
     found, needs_refinement = table.find(words)
-    if needs_refinement.size:
+    for place in needs_refinement:
       # One block a draw at its position, so that the result does not depend on
       # which other draws need one.
-      further = chacha20.blocks(
-          own.view(np.uint32),
-          (needs_refinement + start).astype(np.uint32),
-          [
-              np.uint32(release % 2**32),
-              np.uint32(release >> 32),
-              np.uint32(_FURTHER),
-          ],
-          ops=numpy_ops,
+      further = chacha20.Stream(
+          own,
+          release=release,
+          stream=_FURTHER,
+          start=chacha20.WORDS_PER_BLOCK * (start + int(place)),
       )
-      for place, more in zip(needs_refinement, further[:, :7]):
-        found[place] = table.find_exactly(words[place], more)
+      more = np.empty(_BITS // 64 - 1, '<u8')
+      further.next(zeros[: more.nbytes], more)
+      found[place] = table.find_exactly(words[place], more)
     drawn[start : start + len(words)] = found
   drawn -= table.most
   return [drawn]

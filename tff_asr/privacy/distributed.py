@@ -37,7 +37,6 @@ from tff_asr import rounding
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import discrete_gaussian
 from tff_asr.privacy import grid_clipper
-from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 ROTATIONS = ('dft', 'none')
@@ -315,11 +314,9 @@ class DistributedSumQuery:
 
   def initial_global_state(self) -> queries.MechanismState:
     """Returns the state before the first round, without a noise key."""
-    return queries.MechanismState(
-        l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
-        noise_multiplier=tf.constant(self._noise_multiplier, tf.float32),
-        noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
-        counter=tf.constant(0, tf.int64),
+    return queries.MechanismState.initial(
+        l2_norm_clip=self._l2_norm_clip,
+        noise_multiplier=self._noise_multiplier,
     )
 
   def event(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import math
 from typing import NamedTuple, Optional
 
-from absl import logging
 import tensorflow as tf
 
 from tff_asr import checks
@@ -23,8 +22,6 @@ from tff_asr.privacy import clipping as clipping_lib
 STEP_OVER_CLIP = 2.0**-24
 _STEP_OVER_ELEMENT = 2.0**-8
 MIN_CLIP, MAX_CLIP = 1e-30, 1e30
-# A warning is logged if the grid keeps less of an update.
-_LEAST_KEPT = 0.99
 
 
 class ClippingStats(NamedTuple):
@@ -57,7 +54,7 @@ class GridClipper:
   The result is in steps of a grid. Its norm is at most C / g for the clip C and
   the grid step g, exactly: docs/privacy.md ("Why the clip is exact").
 
-    - An element is rounded toward zero; see `norm_kept`.
+    - An element is rounded toward zero.
     - A layer under C_h is not scaled, unless the rule is `rescale`; one at C_h
       loses a step where it is on the grid. A layer of zeros stays zeros.
     - A record with a NaN or an infinity anywhere becomes all zeros.
@@ -67,8 +64,8 @@ class GridClipper:
   Attributes:
     layers: The H layers.
     num_elements: D, elements of a record.
-    step_over_clip: Upper bound on g / C; as a power of two, g is more than half
-      of it.
+    max_clip_in_steps: Upper bound on C / g; equal to it if the grid follows the
+      clip.
     dtype: Of clipped records and their sums: int64, or float32 without a clip.
   """
 
@@ -92,20 +89,18 @@ class GridClipper:
     if l2_norm_clip != math.inf:
       checks.in_range(MIN_CLIP, MAX_CLIP, l2_norm_clip=l2_norm_clip)
     self._specs = tf.nest.flatten(record_specs)
-    self._l2_norm_clip = l2_norm_clip
     self._rule = clipping.rule
     self._grid_follows_clip = grid_follows_clip
     self.layers = clipping.divide(record_specs)
     self.num_elements = sum(math.prod(spec.shape) for spec in self._specs)
-    self.step_over_clip = step_over_clip(self.num_elements)
-    self.dtype = tf.float32 if l2_norm_clip == math.inf else tf.int64
-    kept = self.norm_kept()
-    logging.log(
-        logging.WARNING if kept < _LEAST_KEPT else logging.INFO,
-        'The grid of sums keeps %.3f %% of the norm of an update with layers '
-        'at the norms of their clips.',
-        100 * kept,
+    self._step_over_clip = step_over_clip(self.num_elements)
+    if grid_follows_clip:
+      self._step_over_clip = _power_of_two(self._step_over_clip)
+    # A power of two at most g is more than half of its bound.
+    self.max_clip_in_steps = (1 if grid_follows_clip else 2) / (
+        self._step_over_clip
     )
+    self.dtype = tf.float32 if l2_norm_clip == math.inf else tf.int64
 
   @property
   def layer_names(self) -> list[str]:
@@ -131,42 +126,13 @@ class GridClipper:
       return tf.constant(1.0, tf.float64)
     clip = tf.cast(l2_norm_clip, tf.float64)
     if self._grid_follows_clip:
-      return clip * self.first_step_over_clip()
+      return clip * self._step_over_clip
     # The exponent's bits alone are the power of two below.
     bits = tf.bitwise.bitwise_and(
-        tf.bitcast(clip * self.step_over_clip, tf.int64),
+        tf.bitcast(clip * self._step_over_clip, tf.int64),
         tf.constant(0x7FF << 52, tf.int64),
     )
     return tf.bitcast(bits, tf.float64)
-
-  def first_step_over_clip(self) -> float:
-    """Returns g / C of the first round."""
-    # In Python, as this may be called while a graph is traced.
-    if self._grid_follows_clip:
-      return _power_of_two(self.step_over_clip)
-    clip = self._l2_norm_clip
-    return _power_of_two(clip * self.step_over_clip) / clip
-
-  def norm_kept(self) -> float:
-    """Returns the share of a record's norm that rounding toward zero keeps.
-
-    In [0, 1], for a record of normal elements with layers of the norms C_h of
-    the first round; 1 without a clip.
-    """
-    if self.dtype != tf.int64:
-      return 1.0
-    step = self.first_step_over_clip()
-    kept = 0.0
-    # Squared norms add up over layers.
-    for layer in self.layers:
-      size = sum(math.prod(self._specs[i].shape) for i in layer.indices)
-      share = layer.share
-      if share is None:  # As if by size.
-        share = math.sqrt(size / self.num_elements)
-      if size:
-        stddev = share / math.sqrt(size) / step
-        kept += share**2 * _square_kept(stddev)
-    return math.sqrt(kept)
 
   def clip(
       self,
@@ -280,13 +246,3 @@ def _power_of_two(value: float) -> float:
   """The largest power of two of at most a positive value."""
   # frexp's mantissa is in [1/2, 1).
   return 2.0 ** (math.frexp(value)[1] - 1)
-
-
-def _square_kept(stddev: float) -> float:
-  """E[trunc(x)^2] / E[x^2] for x ~ N(0, stddev^2), from 4 on to 1 %.
-
-  The part that is cut off is nearly uniform on [0, 1): E[(|x| - U)^2] is
-  stddev^2 - E|x| + 1 / 3.
-  """
-  cut = math.sqrt(2 / math.pi) * stddev - 1 / 3
-  return max(0.0, 1 - cut / stddev**2)

@@ -68,6 +68,24 @@ class MechanismState(NamedTuple):
   buf_decay: tf.Tensor | tuple[()] = ()
   buffers: clipping_lib.Nest = ()
 
+  @classmethod
+  def initial(
+      cls,
+      *,
+      l2_norm_clip: float,
+      noise_multiplier: float,
+      **others: clipping_lib.Nest,
+  ) -> 'MechanismState':
+    """The state before the first round, without a key."""
+    return cls(
+        l2_norm_clip=tf.constant(l2_norm_clip, tf.float32),
+        noise_multiplier=tf.constant(noise_multiplier, tf.float32),
+        # Not set: a key in the initial state would be part of a graph.
+        noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
+        counter=tf.constant(0, tf.int64),
+        **others,
+    )
+
   @property
   def is_correlated(self) -> bool:
     """Whether noise is correlated over rounds."""
@@ -79,54 +97,6 @@ class MechanismState(NamedTuple):
         counter=np.int64(0),
         buffers=tf.nest.map_structure(np.zeros_like, self.buffers),
     )
-
-
-class ClippingQuery(Protocol):
-  """A `tfp.SumAggregationDPQuery` that also reports what it clips.
-
-  Attributes:
-    layer_names: Names of the H layers.
-    num_noised: Elements of the sum that get noise.
-  """
-
-  layer_names: Sequence[str]
-  num_noised: int
-
-  def initial_global_state(self) -> MechanismState:
-    """Returns the state before the first round, without a noise key."""
-
-  def derive_sample_params(
-      self, global_state: MechanismState
-  ) -> clipping_lib.Nest:
-    """Returns the part of the state that `clip` takes."""
-
-  def clip(
-      self, params: clipping_lib.Nest, record: clipping_lib.Nest
-  ) -> tuple[clipping_lib.Nest, grid_clipper.ClippingStats]:
-    """Returns the clipped record, as it is summed, and what clipping did."""
-
-  def updates_of(self, sample_state: clipping_lib.Nest) -> clipping_lib.Nest:
-    """Returns the sum of clipped records alone, in steps of the grid."""
-
-  def grid_step(self, global_state: MechanismState) -> tf.Tensor:
-    """Returns the step of the grid that sums are on, float64 []."""
-
-  def event(self, global_state: MechanismState) -> dp_accounting.DpEvent:
-    """Returns the event of a round that starts from this state."""
-
-  def get_noised_result(
-      self, sample_state: clipping_lib.Nest, global_state: MechanismState
-  ) -> tuple[clipping_lib.Nest, MechanismState, dp_accounting.DpEvent]:
-    """Returns the noised sum (float64), the new state, and the event."""
-
-  def derive_metrics(
-      self, global_state: MechanismState
-  ) -> dict[str, tf.Tensor]:
-    """Returns settings and noised values of the coming round: public."""
-
-
-# From the specs of a record (nest of float32 `tf.TensorSpec`) to a query.
-BuildQuery = Callable[[clipping_lib.Nest], ClippingQuery]
 
 
 class NoiseProcess(Protocol):
@@ -216,7 +186,15 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   and sum give the same bits again, and no key is part of a graph.
   `initial_global_state` leaves the key at zero, which stands for "not set":
   then noised results are NaN (see `set_noise_key`).
+
+  Attributes:
+    grid_follows_clip: Whether the clip changes from round to round. Then the
+      grid changes with it, as buffers of correlated noise are in its steps.
+    layer_names: Names of the H layers.
+    num_noised: Elements of the sum of updates that get noise.
   """
+
+  grid_follows_clip = False
 
   def __init__(
       self,
@@ -260,7 +238,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         record_specs,
         l2_norm_clip=l2_norm_clip,
         clipping=clipping,
-        grid_follows_clip=self._grid_follows_clip,
+        grid_follows_clip=self.grid_follows_clip,
     )
     self._specs = record_specs
     self._l2_norm_clip = l2_norm_clip
@@ -271,9 +249,6 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     if noised_layers is not None:
       self._noised = _matching_tensors(noised_layers, record_specs)
     self._check_range()
-
-  # Whether C / g is constant; see `grid_clipper.GridClipper`.
-  _grid_follows_clip = False
 
   @property
   def _sum_specs(self) -> clipping_lib.Nest:
@@ -287,7 +262,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   def _check_range(self) -> None:
     """Raises ValueError if sums or noise could reach 2^62."""
-    steps = 2 / self._clipper.step_over_clip  # In C, at most.
+    steps = self._clipper.max_clip_in_steps
     stddev = (
         self._noise.resolution
         * self._noise_multiplier
@@ -307,24 +282,19 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   @property
   def layer_names(self) -> list[str]:
-    """Names of the layers, H of them."""
     return self._clipper.layer_names
 
   @property
   def num_noised(self) -> int:
-    """Elements of the sum of updates that get noise."""
     sizes = [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)]
     if self._noised is None:
       return sum(sizes)
     return sum(sizes[place] for place in self._noised)
 
   def initial_global_state(self) -> MechanismState:
-    return MechanismState(
-        l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
-        noise_multiplier=tf.constant(self._noise_multiplier, tf.float32),
-        # Not set: a key in the initial state would be part of a graph.
-        noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
-        counter=tf.constant(0, tf.int64),
+    return MechanismState.initial(
+        l2_norm_clip=self._l2_norm_clip,
+        noise_multiplier=self._noise_multiplier,
         **self._noise.initial_state(self._sum_specs),
     )
 
@@ -340,16 +310,22 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   def preprocess_record(self, params, record):
     return self.clip(params, record)[0]
 
-  def clip(self, params, record):
+  def clip(
+      self, params: clipping_lib.Nest, record: clipping_lib.Nest
+  ) -> tuple[clipping_lib.Nest, grid_clipper.ClippingStats]:
+    """Returns the clipped record, as it is summed, and what clipping did."""
     return self._clipper.clip(record, l2_norm_clip=params)
 
-  def updates_of(self, sample_state):
+  def updates_of(self, sample_state: clipping_lib.Nest) -> clipping_lib.Nest:
+    """Returns the sum of clipped records alone, in steps of the grid."""
     return sample_state
 
-  def grid_step(self, global_state):
+  def grid_step(self, global_state: MechanismState) -> tf.Tensor:
+    """Returns the step of the grid that sums are on, float64 []."""
     return self._clipper.grid_step(global_state.l2_norm_clip)
 
-  def event(self, global_state):
+  def event(self, global_state: MechanismState) -> dp_accounting.DpEvent:
+    """Returns the event of a round that starts from this state."""
     event = self._noise.event(global_state)
     if self._noise_multiplier > 0 and self._noised is None:
       return event
@@ -358,7 +334,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         tf.zeros_like(global_state.noise_multiplier)
     )
 
-  def get_noised_result(self, sample_state, global_state):
+  def get_noised_result(
+      self, sample_state: clipping_lib.Nest, global_state: MechanismState
+  ) -> tuple[clipping_lib.Nest, MechanismState, dp_accounting.DpEvent]:
+    """Returns the noised sum (float64), the new state, and the event."""
     sums = tf.nest.flatten(sample_state)
     grid_step = self.grid_step(global_state)
     new_state = global_state._replace(counter=global_state.counter + 1)
@@ -408,7 +387,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     )
     return self._noise_scale * (stddev / self.grid_step(global_state))
 
-  def derive_metrics(self, global_state):
+  def derive_metrics(
+      self, global_state: MechanismState
+  ) -> dict[str, tf.Tensor]:
+    """Returns settings and noised values of the coming round: public."""
     stddev = tf.constant(0.0)
     if self._noise_multiplier > 0:
       stddev = self._noise_scale * (
@@ -421,6 +403,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return collections.OrderedDict(
         [('l2_norm_clip', global_state.l2_norm_clip), (name, stddev)]
     )
+
+
+# From the specs of a record (nest of float32 `tf.TensorSpec`) to a query.
+BuildQuery = Callable[[clipping_lib.Nest], PerLayerClipSumQuery]
 
 
 def set_noise_key(state: MechanismState, key: np.ndarray) -> MechanismState:

@@ -199,7 +199,6 @@ class CentralTraining(
         encoder_frozen_steps=self.encoder_frozen_steps,
         encoder_optimizer=self.encoder_optimizer,
         jit_compile=self.jit_compile,
-        num_batches=self.num_loaders,
     )
 
   @functools.cached_property
