@@ -25,8 +25,8 @@ from benchmarks import memory
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
-from tff_asr.aggregators import aggregation
 from tff_asr.learning import dp_sgd
+from tff_asr.learning import fed_avg
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -158,9 +158,7 @@ def _build(variant: _Variant):
   )
   state = step.initialize()
   if variant.is_private:
-    state = state._replace(
-        aggregator=aggregation.set_noise_key(state.aggregator, keys.draw())
-    )
+    state = fed_avg.set_noise_key(state, keys.draw())
   batch = workload_lib.build_batch(_BATCH.value, seconds=_SEC.value)
 
   def run() -> None:

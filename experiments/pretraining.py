@@ -31,13 +31,13 @@ from experiments import design
 from experiments import report as report_lib
 from tff_asr import checks
 from tff_asr import files
-from tff_asr.aggregators import aggregation
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.learning import dp_sgd
+from tff_asr.learning import fed_avg
 from tff_asr.learning import layer_freeze
 from tff_asr.metrics import confidence
 from tff_asr.models import best_rq
@@ -483,9 +483,7 @@ class Miniature:
       drawn = cohorts.draw_indices(sampling, key=key, round_num=number)
       if is_private:
         noise_key = keys.derive(key, purpose=f'noise of step {number}')
-        state = state._replace(
-            aggregator=aggregation.set_noise_key(state.aggregator, noise_key)
-        )
+        state = fed_avg.set_noise_key(state, noise_key)
       state, metrics = step.next(state, source.batches(drawn))
       watch(metrics)
     return state.global_model_weights

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
+from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
@@ -233,6 +234,15 @@ def charged_round(
       ),
       **changes,
   })
+
+
+def set_noise_key(
+    state: aggregation.State, key: np.ndarray
+) -> aggregation.State:
+  """The state of an aggregation process with its noise key set."""
+  return state._replace(
+      query_state=queries.set_noise_key(state.query_state, key)
+  )
 
 
 def sealed_ledger(lines: Iterable[Mapping[str, Any]]) -> bytes:

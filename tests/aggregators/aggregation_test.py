@@ -9,6 +9,7 @@ import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
+from tests import fakes
 from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
@@ -86,7 +87,7 @@ class AggregationTest(parameterized.TestCase):
         )
     )
     key = np.arange(1, 9, dtype=np.int32)
-    state = aggregation.set_noise_key(process.initialize(), key)
+    state = fakes.set_noise_key(process.initialize(), key)
     event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
     output = process.next(state, _VALUES, _WEIGHTS)

@@ -71,7 +71,7 @@ class DistributedMeanTest(parameterized.TestCase):
     )
 
   def run_rounds(self, process, *rounds, numbers=None):
-    state = aggregation.set_noise_key(process.initialize(), _KEY)
+    state = fakes.set_noise_key(process.initialize(), _KEY)
     outputs = []
     for updates in rounds:
       given = range(len(updates)) if numbers is None else numbers
@@ -168,7 +168,7 @@ class DistributedMeanTest(parameterized.TestCase):
   def test_a_round_is_charged_by_its_noise_and_not_by_its_state(self):
     # The state of other settings: it would be charged as 70 times the noise.
     strong, weak = _process(), _process(noise_multiplier=0.01)
-    state = aggregation.set_noise_key(strong.initialize(), _KEY)
+    state = fakes.set_noise_key(strong.initialize(), _KEY)
     zeros = [_update(0.0)] * 4
     output = weak.next(state, zeros, [np.int64(n) for n in range(4)])
     event = dp_accounting.DpEvent.from_named_tuple(output.state.dp_event)

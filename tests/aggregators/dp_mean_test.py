@@ -13,7 +13,6 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests.privacy import mechanisms
-from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
@@ -198,7 +197,7 @@ class ExecutionTest(parameterized.TestCase):
     )
 
   def start(self, process):
-    return aggregation.set_noise_key(process.initialize(), _KEY)
+    return fakes.set_noise_key(process.initialize(), _KEY)
 
   @parameterized.parameters(*_QUERIES)
   def test_rounds_are_the_query_s_over_the_cohort_size(self, name):
@@ -304,7 +303,7 @@ class ExecutionTest(parameterized.TestCase):
     full = fakes.flat(one.result)
     np.testing.assert_allclose(full - empty, [0.25, 0.5, 0.75], atol=1e-5)
     # Another key, another round, no key.
-    other = aggregation.set_noise_key(state, _KEY + 1)
+    other = fakes.set_noise_key(state, _KEY + 1)
     for changed in (other, process.next(state, [], []).state):
       found = fakes.flat(process.next(changed, [], []).result)
       self.assertTrue(np.all(found != empty))

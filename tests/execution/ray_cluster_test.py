@@ -28,9 +28,9 @@ import soundfile
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import fakes
 from tests import seen
 from tests.execution import toys
-from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import client_round
 from tff_asr.execution import client_trainer
@@ -252,7 +252,7 @@ class LearningProcessTest(parameterized.TestCase):
     results = []
     for context in (multi_device.build_sync_context(), _context(2)):
       with _install(context):
-        state = aggregation.set_noise_key(
+        state = fakes.set_noise_key(
             process.initialize(), keys.from_seed(1)
         )
         output = process.next(

@@ -12,10 +12,10 @@ from tests import logical_devices
 from tests import reference
 from tests.learning import tiny
 from tests.models import calls
-from tff_asr.aggregators import aggregation
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.learning import dp_sgd
+from tff_asr.learning import fed_avg
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
 from tff_asr.models import quantizer as quantizer_lib
@@ -127,10 +127,7 @@ def _weights(state) -> dict[str, np.ndarray]:
 
 
 def _keyed(state):
-  key = keys.from_seed(1)
-  return state._replace(
-      aggregator=aggregation.set_noise_key(state.aggregator, key)
-  )
+  return fed_avg.set_noise_key(state, keys.from_seed(1))
 
 
 def _moves(step: dp_sgd.DpSgd, *batches) -> dict[str, np.ndarray]:

@@ -42,21 +42,6 @@ class AccountedFactory(tff.aggregators.WeightedAggregationFactory):
   """
 
 
-def set_noise_key(aggregator_state: State, key: np.ndarray) -> State:
-  """Returns the state of `create_weighted_process`'s process with a noise key.
-
-  `next` must not be called twice on one state: both results would have the same
-  noise. See `queries.set_noise_key`.
-
-  Args:
-    aggregator_state: The state.
-    key: int32 [8].
-  """
-  return aggregator_state._replace(
-      query_state=queries.set_noise_key(aggregator_state.query_state, key)
-  )
-
-
 def create_weighted_process(
     factory: tff.aggregators.AggregationFactory,
     *,

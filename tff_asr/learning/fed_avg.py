@@ -29,6 +29,7 @@ from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import queries
 
 
 class Traffic(NamedTuple):
@@ -179,8 +180,11 @@ def set_noise_key(
     state: State of a process made by `build`.
     key: 256 bits, int32 [8]; see `keys.draw`.
   """
-  aggregator = aggregation.set_noise_key(state.aggregator, key)
-  return state._replace(aggregator=aggregator)
+  aggregator = state.aggregator
+  query_state = queries.set_noise_key(aggregator.query_state, key)
+  return state._replace(
+      aggregator=aggregator._replace(query_state=query_state)
+  )
 
 
 def traffic(state: process_lib.State) -> Traffic:

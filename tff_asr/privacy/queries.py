@@ -91,13 +91,6 @@ class MechanismState(NamedTuple):
     """Whether noise is correlated over rounds."""
     return bool(tf.nest.flatten(self.buffers))
 
-  def restarted(self) -> 'MechanismState':
-    """The state at the start of another mechanism: no noise to cancel."""
-    return self._replace(
-        counter=np.int64(0),
-        buffers=tf.nest.map_structure(np.zeros_like, self.buffers),
-    )
-
 
 class NoiseProcess(Protocol):
   """How the noise of rounds follows from fresh Gaussian draws.

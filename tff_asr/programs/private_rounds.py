@@ -405,7 +405,9 @@ def keep_noise(
 
 def restart_mechanism(state: process_lib.State) -> process_lib.State:
   """Returns a learning process's state at the start of another mechanism."""
-  return _replace_query_state(state, query_state(state).restarted())
+  # No earlier round's noise is left to cancel.
+  buffers = tree.map_structure(np.zeros_like, query_state(state).buffers)
+  return with_query_state(state, counter=np.int64(0), buffers=buffers)
 
 
 def query_state(state: process_lib.State) -> queries.MechanismState:
@@ -417,15 +419,10 @@ def with_query_state(
     state: process_lib.State, **changes: Any
 ) -> process_lib.State:
   """Returns the state with other values of fields of its DP query's state."""
-  return _replace_query_state(state, query_state(state)._replace(**changes))
-
-
-def _replace_query_state(
-    state: process_lib.State, new_query_state: queries.MechanismState
-) -> process_lib.State:
-  """The learning process's state with another state of its DP query."""
-  aggregator = state.aggregator._replace(query_state=new_query_state)
-  return state._replace(aggregator=aggregator)
+  changed = query_state(state)._replace(**changes)
+  return state._replace(
+      aggregator=state.aggregator._replace(query_state=changed)
+  )
 
 
 def _next_key(key: np.ndarray) -> np.ndarray:
