@@ -25,6 +25,7 @@ from tests.bin import programs
 from tff_asr import files
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
 
 _NUM_ROUNDS = 8
 
@@ -131,10 +132,12 @@ class KillTest(cases.TestCase):
           send=signal.SIGKILL, when=lambda _: self.num_lines() >= lines
       )
       self.assertEqual(ended.code, -signal.SIGKILL, ended.stderr)
-      head = run_dir.saved_ledger_head(self.run_dir)
-      if head is not None:
+      state = run_dir.newest_state(self.run_dir)
+      if state is not None:
         # The ledger is the saved state's, and not behind it.
-        ledger_lib.read(self.ledger, head=head)
+        leaves = state_file.read_leaves(state)
+        head = leaves['ledger/count'], leaves['ledger/digest']
+        ledger_lib.read(self.ledger, head=ledger_lib.Head(*head))
     ended = self.run_program()
     self.assertEqual(ended.code, 0, ended.stderr)
     self.assertNotIn('differently', ended.stderr)

@@ -1054,7 +1054,12 @@ class KilledTest(absltest.TestCase):
   def check(self, kill, expected):
     lines = _run_program(_KILLED.replace('KILL', kill))
     _check_that_nothing_is_left(self, lines)
-    printed = [line for line in lines if line.startswith('stderr')]
+    printed = [
+        line
+        for line in lines
+        # Ray's own lines begin with their time.
+        if line.startswith('stderr') and not line.startswith('stderr [')
+    ]
     self.assertEqual(printed, expected)
 
   def test_a_killed_raylet_ends_the_program_with_a_line_and_leaves_nothing(

@@ -33,7 +33,10 @@ _CORRELATED = correlated_noise.CorrelatedNoise(
 
 def _state(run: str) -> dict[str, np.ndarray]:
   """The process's part of a run's last state."""
-  return state_file.read_leaves(run_dir.newest_state(run), prefix='process')
+  leaves = state_file.read_leaves(run_dir.newest_state(run))
+  return {
+      name: leaf for name, leaf in leaves.items() if name.startswith('process')
+  }
 
 
 def _layer_clips(run: str) -> np.ndarray:

@@ -466,12 +466,12 @@ class FederatedTest(_RunTestCase):
     self.assertIn('the encoder is taken', printed)
     # The first saved state has the seed's encoder, and a new head.
     leaves = state_file.read_leaves(
-        self.file('state/state_00000000.safetensors'),
-        prefix='process/global_model_weights',
+        self.file('state/state_00000000.safetensors')
     )
-    found = {name.split('weights/')[1]: leaves[name] for name in leaves}
     for name in encoder:
-      np.testing.assert_array_equal(found[name], encoder[name])
+      np.testing.assert_array_equal(
+          leaves[f'process/global_model_weights/{name}'], encoder[name]
+      )
 
     # Two guarantees, neither of which holds the other's rounds.
     privacy = results['privacy']

@@ -2,13 +2,13 @@
 
 import json
 import os
-import pathlib
 from unittest import mock
 
 import tensorflow as tf
 
 from tests import cases
 from tff_asr.storage import hardware_fingerprint
+
 
 class MachineTest(cases.TestCase):
 
@@ -40,13 +40,3 @@ class MachineTest(cases.TestCase):
     ) as restored:
       hardware_fingerprint.restore_threads(self.root)
     restored.assert_called_once_with(threads)
-
-  def test_a_damaged_record_of_the_machine_is_ignored(self):
-    for text in ('', '[]', '{"threads_per_op": "many"}', '\0'):
-      path = hardware_fingerprint.path(self.root)
-      pathlib.Path(path).write_text(text)
-      with mock.patch.object(
-          tf.config.threading, 'set_intra_op_parallelism_threads'
-      ) as restored:
-        hardware_fingerprint.restore_threads(self.root)
-      restored.assert_not_called()

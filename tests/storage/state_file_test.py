@@ -157,18 +157,13 @@ class StateFileTest(cases.TestCase):
       state_file.write(self.path, state)
     self.assertFalse(os.path.exists(self.path))
 
-  def test_leaves_are_read_by_prefix_without_a_structure(self):
+  def test_leaves_are_read_without_a_structure(self):
     state_file.write(
         self.path, {'model': {'w': np.ones(2), 'b': 1}, 'model2': 3}
     )
-    self.assertEqual(
-        list(state_file.read_leaves(self.path, prefix='model/')),
-        ['model/b', 'model/w'],
-    )
-    self.assertEqual(
-        state_file.read_leaves(self.path, prefix='model/b'), {'model/b': 1}
-    )
-    self.assertLen(state_file.read_leaves(self.path), 3)
+    leaves = state_file.read_leaves(self.path)
+    self.assertEqual(list(leaves), ['model/b', 'model/w', 'model2'])
+    self.assertEqual(leaves['model/b'], 1)
 
   def test_a_model_is_not_a_state(self):
     model_file.write(self.path, {'w': np.zeros(2)}, tokens='')

@@ -7,8 +7,6 @@ its folder of logs. If the program or Ray's process for this machine is killed,
 """
 
 import atexit
-from collections.abc import Sequence
-import contextlib
 import logging
 import os
 import socket
@@ -17,7 +15,6 @@ import sys
 import tempfile
 import threading
 
-import psutil
 import ray
 
 from tff_asr.execution import ray_watch
@@ -65,7 +62,6 @@ def connect(address: str | None, *, num_cpus: int) -> None:
         _start(num_cpus, folder)
       else:
         _join(address)
-      _watch.set_processes(_find_processes(folder))
     except BaseException:
       _leave()
       raise
@@ -82,7 +78,7 @@ def stop() -> None:
 def announce_end() -> None:
   """Announces that the program is about to end, so this is no error."""
   if _watch is not None:
-    _watch.set_processes(())
+    _watch.announce_end()
 
 
 def _leave() -> None:
@@ -111,48 +107,17 @@ class _Watch:
         bufsize=0,
         start_new_session=True,  # A Ctrl-C must not end it.
     )
-    self._thread = threading.Thread(target=self._wait, daemon=True)
-    self._thread.start()
 
-  def set_processes(self, process_ids: Sequence[int]) -> None:
-    """Sets the processes to watch; () before the program ends.
-
-    If one of them ends, the program ends, too.
-    """
-    line = ' '.join(map(str, process_ids)) + '\n'
-    with contextlib.suppress(BrokenPipeError):
-      self._process.stdin.write(line.encode())
+  def announce_end(self) -> None:
+    """Says that the program is about to end."""
+    self._process.stdin.write(b'.')
 
   def end(self) -> None:
     """Waits until the cluster's processes and folder are gone."""
     self._process.stdin.close()
-    self._thread.join()
-
-  def _wait(self) -> None:
-    """Ends the program if one of Ray's processes has ended."""
-    # It ends at once; its child, which has the same stdout, does the work.
+    # Empty at the end of its child, which has the same stdout.
+    self._process.stdout.read()
     self._process.wait()
-    if self._process.stdout.read():
-      # An exception in this thread would not end the program.
-      os._exit(1)  # pylint: disable=protected-access
-
-
-def _find_processes(folder: str | None) -> list[int]:
-  """Returns the ids of the raylet in use and, if started here, of the GCS."""
-  node_id = ray.get_runtime_context().get_node_id()
-  (socket_path,) = (
-      node['RayletSocketName']
-      for node in ray.nodes()
-      if node['NodeID'] == node_id
-  )
-  # By arguments: other clusters may run on this machine.
-  arguments = {'raylet': socket_path, 'gcs_server': folder}
-  return [
-      process.pid
-      for process in psutil.process_iter(['name', 'cmdline'])
-      if (argument := arguments.get(process.info['name']))
-      and argument in ' '.join(process.info['cmdline'] or ())
-  ]
 
 
 def _start(num_cpus: int, folder: str) -> None:

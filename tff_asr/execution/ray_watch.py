@@ -4,22 +4,18 @@
 
 `ray_session` starts this process. A killed program cleans up nothing: Ray's
 helper processes would run for another half minute, and the session's folder
-would stay for good. If the raylet (Ray's process for this machine) is killed,
-Ray ends the program without a message.
+would stay for good. If one of Ray's own processes is killed, Ray ends the
+program without a message.
 
-Each line of stdin contains the ids of the processes to watch, the raylet and
-the GCS; an empty line announces an orderly end. When the program ends, its end
-of the pipe is closed. Then this process kills all processes that have files of
-FOLDER open, and removes FOLDER. If no end was announced, or a watched process
-ends first, it prints one line and writes a byte to stdout, and the program
-exits.
+A byte on stdin announces an orderly end. When the program ends, its end of the
+pipe is closed. Then this process kills all processes that have files of FOLDER
+open, and removes FOLDER. If no end was announced, it prints one line.
 
 FOLDER is empty if the cluster was joined: such a cluster continues to run.
 """
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import sys
@@ -27,8 +23,9 @@ import time
 
 import psutil
 
-# If the raylet is killed, the program ends within a millisecond, and the other
-# way round, so the line cannot tell which of them ended first.
+# If the raylet (Ray's process for this machine) is killed, the program ends
+# within a millisecond, and the other way round, so the line cannot tell which
+# of them ended first.
 _ABRUPT_END = (
     'error: this program or Ray on this machine ended abruptly (killed, '
     'crashed or out of memory): the same command continues from the last saved '
@@ -43,33 +40,15 @@ def main(folder: str) -> None:
   # A child of the program might be killed with it, so this becomes an orphan.
   if os.fork():
     os._exit(0)  # pylint: disable=protected-access
-  if not _wait_for_end():
+  is_announced = False
+  while os.read(0, 1):  # Empty at the program's end, however it ends.
+    is_announced = True
+  if not is_announced:
     sys.stderr.write(_ABRUPT_END)
     sys.stderr.flush()
-    with contextlib.suppress(BrokenPipeError):  # The program has ended.
-      os.write(1, b'x')
   if folder:
     _kill_users(folder, program_id)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait_for_end() -> bool:
-  """Waits for the end of the program; returns whether it was orderly."""
-  # Descriptors, not ids: another process may get the id of one that ended.
-  watched = []
-  while True:
-    ready, _, _ = select.select([0, *watched], [], [])
-    if 0 not in ready:
-      return False
-    line = os.read(0, 1000)
-    if not line:
-      return not watched
-    for descriptor in watched:
-      os.close(descriptor)
-    try:
-      watched = [os.pidfd_open(int(number)) for number in line.split()]
-    except ProcessLookupError:  # It has ended already.
-      return False
 
 
 def _kill_users(folder: str, program_id: int) -> None:

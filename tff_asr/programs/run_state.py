@@ -16,8 +16,8 @@ A state is written in this order, each step on disk before the next: (1) the
 state, (2) secrets.safetensors, which names its state, (3) older states are
 removed. Wherever that is cut, a run resumes from the state that the secrets
 name, and repeats the same rounds in the same bits. If that state or the secrets
-are lost, it resumes from the newest good state under new keys, and later rounds
-that the ledger contains stay charged. docs/reliability.md lists the cases.
+are lost, it resumes from the newest state under new keys, and later rounds that
+the ledger contains stay charged. docs/reliability.md lists the cases.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,6 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import private_rounds
 from tff_asr.storage import run_dir
-from tff_asr.storage import tensor_file
 
 
 Position = TypeVar('Position')
@@ -110,7 +109,7 @@ async def load(
     `initial`: see `with_new_keys`.
 
   Raises:
-    DamagedFileError: All saved states are damaged.
+    DamagedFileError: A saved state is damaged.
     StateMismatchError: A state belongs to another configuration.
   """
   manager = folder.state_manager
@@ -121,18 +120,14 @@ async def load(
   versions = await manager.get_versions() or []
   # First choice: the state that the secrets name, under its own keys.
   if secrets is not None and secrets.number in versions:
-    try:
-      saved = await manager.load(secrets.number, structure)
-    except tensor_file.DamagedFileError:
-      pass  # `load_latest` says so.
-    else:
-      # Another run may have saved a state of the same number.
-      if saved.ledger == secrets.ledger:
-        # A newer state was cut off before its secrets: its rounds are repeated.
-        for version in versions[versions.index(secrets.number) + 1 :]:
-          manager.remove(version)
-        return _joined(saved, secrets), secrets.number, ''
-  # Second choice: the newest good state, under new keys.
+    saved = await manager.load(secrets.number, structure)
+    # Another run may have saved a state of the same number.
+    if saved.ledger == secrets.ledger:
+      # A newer state was cut off before its secrets: its rounds are repeated.
+      for version in versions[versions.index(secrets.number) + 1 :]:
+        manager.remove(version)
+      return _joined(saved, secrets), secrets.number, ''
+  # Second choice: the newest state, under new keys.
   saved, number = await manager.load_latest(structure)
   if saved is None:
     return None, 0, ''

@@ -2,8 +2,8 @@
 
 Differences from `tff.program.FileProgramStateManager`: files are atomic and
 have checksums (`state_file`); saving needs no TensorFlow graph; loading
-compares the structure and skips damaged versions. Secrets are kept in a
-separate file, for the newest version only.
+compares the structure. Secrets are kept in a separate file, for the newest
+version only.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 import contextlib
 import os
 import re
-import threading
 import types
 from typing import Generic
 
@@ -67,8 +66,6 @@ class StateManager(tff.program.ProgramStateManager):
     self._secrets_path = secrets_path
     self._keep_last = keep_last
     self._keep_every = keep_every
-    # States are written in threads, one at a time.
-    self._lock = threading.Lock()
     os.makedirs(self._root_dir, 0o700, exist_ok=True)
 
   async def get_versions(self) -> list[int] | None:
@@ -83,6 +80,8 @@ class StateManager(tff.program.ProgramStateManager):
       secrets: tuple | None = None,
   ) -> None:
     """Saves a version; value references in the state are materialized first.
+
+    Call it again only when the version before is saved.
 
     Args:
       program_state: The state, without secrets.
@@ -110,45 +109,20 @@ class StateManager(tff.program.ProgramStateManager):
 
     Raises:
       tff.program.ProgramStateNotFoundError: If the version does not exist.
-      tensor_file.DamagedFileError: If a checksum does not match.
+      tensor_file.DamagedFileError: If the checksum does not match.
       state_file.StateMismatchError: If paths, types or shapes differ.
     """
     path = self.path(version)
     if not os.path.exists(path):
       raise tff.program.ProgramStateNotFoundError(version)
-    return await asyncio.to_thread(state_file.read, path, structure=structure)
-
-  async def load_latest(self, structure: State) -> tuple[State | None, int]:
-    """Returns the newest good version and its number, or (None, 0).
-
-    A damaged version is logged and renamed to end in `.damaged`; then the
-    version before it is tried.
-
-    Raises:
-      tensor_file.DamagedFileError: If there are versions and all are damaged.
-      state_file.StateMismatchError: As `load`.
-    """
-    for version in reversed(await self.get_versions() or []):
-      try:
-        return await self.load(version, structure), version
-      except tensor_file.DamagedFileError as error:
-        path = self.path(version)
-        logging.error('%s Trying the version before it.', error)
-        # Kept for the user, under a name that `state_paths` does not find.
-        os.replace(path, path + '.damaged')
-    damaged = [
-        name
-        for name in os.listdir(self._root_dir)
-        if _PATTERN.fullmatch(name.removesuffix('.damaged'))
-    ]
-    # Damaged now or earlier: only the user may decide to start over.
-    if damaged:
+    try:
+      return await asyncio.to_thread(state_file.read, path, structure=structure)
+    except tensor_file.DamagedFileError as error:
+      # An older state means new keys, and rounds that are charged again: only
+      # the user may decide that.
       raise tensor_file.DamagedFileError(
-          f'All {len(damaged)} saved states in {self._root_dir} are damaged; '
-          'they are kept with names that end in .damaged. Restore good ones, '
-          'or start in another folder.'
-      )
-    return None, 0
+          f'{error} Restore it, or remove it to resume from the state before.'
+      ) from None
 
   def write_secrets(self, secrets: tuple) -> None:
     """Replaces the secrets on disk, and overwrites the old ones."""
@@ -190,22 +164,18 @@ class StateManager(tff.program.ProgramStateManager):
       self, program_state: State, version: int, secrets: tuple | None
   ) -> None:
     """Saves a version, without value references."""
-    with self._lock:
-      path = self.path(version)
-      if os.path.exists(path):
-        raise tff.program.ProgramStateExistsError(
-            version=int(version), path=self._root_dir
-        )
-      for name in os.listdir(self._root_dir):
-        if name.endswith('.partial'):  # of a run that was killed
-          os.remove(os.path.join(self._root_dir, name))
-      # In this order the secrets on disk always belong to a version on disk,
-      # wherever the program is killed.
-      state_file.write(path, program_state)
-      if secrets is not None:
-        self.write_secrets(secrets)
-      # Last: the secrets of before named an older version.
-      self._remove_old()
+    path = self.path(version)
+    if os.path.exists(path):
+      raise tff.program.ProgramStateExistsError(
+          version=int(version), path=self._root_dir
+      )
+    # In this order the secrets on disk always belong to a version on disk,
+    # wherever the program is killed.
+    state_file.write(path, program_state)
+    if secrets is not None:
+      self.write_secrets(secrets)
+    # Last: the secrets of before named an older version.
+    self._remove_old()
 
   def _remove_old(self) -> None:
     """Removes the versions that are not to be kept."""
@@ -273,7 +243,6 @@ class Saver(Generic[State]):
     """Raises the error of a version that could not be written, if any."""
     if self._writing is not None and self._writing.done():
       self._writing.result()
-      self._writing = None
 
   async def __aenter__(self) -> 'Saver[State]':
     return self
@@ -284,25 +253,15 @@ class Saver(Generic[State]):
       error: BaseException | None,
       unused_trace: types.TracebackType | None,
   ) -> None:
-    if kind is None:
+    try:
+      # An interrupt reaches a coroutine as CancelledError.
+      if self._newest is not None and (
+          kind is None or issubclass(kind, (Exception, asyncio.CancelledError))
+      ):
+        await self.save(*self._newest)
       await self.wait()
-      return
-    if self._writing is not None:
-      # Unlike `await`, this does not raise the error of the task.
-      await asyncio.wait([self._writing])
-      if self._writing.exception() is not None:
-        return  # The run ends with its own error, or with this one.
-      self._writing = None
-    # An interrupt reaches a coroutine as CancelledError.
-    if self._newest is None or not issubclass(
-        kind, (Exception, asyncio.CancelledError)
-    ):
-      return
-    state, version = self._newest
-    if version != self._saved:
-      self._saved = version
-      try:
-        await self._save(state, version)
+    except OSError as problem:
+      if kind is None:
+        raise
       # The error that ended the run must not be replaced by this one.
-      except OSError as problem:
-        logging.warning('The last state could not be saved: %s', problem)
+      logging.warning('The last state could not be saved: %s', problem)

@@ -4,8 +4,10 @@ A run records them when it begins. A resumed run takes the number of threads
 from that record, and logs other differences.
 """
 
+import contextlib
 import os
 import platform
+import re
 
 from absl import logging
 import tensorflow as tf
@@ -27,13 +29,11 @@ def restore_threads(run: str) -> None:
   Args:
     run: The run's folder; need not exist.
   """
-  threads = (_read(run) or {}).get(_THREADS)
-  if not isinstance(threads, int) or threads == _num_threads():
-    return
-  try:
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-  except RuntimeError:
-    pass  # TensorFlow is in use; `check` logs the difference.
+  before = _read(run)
+  if before is not None and before[_THREADS] != _num_threads():
+    # RuntimeError: TensorFlow is in use; `check` logs the difference.
+    with contextlib.suppress(RuntimeError):
+      tf.config.threading.set_intra_op_parallelism_threads(before[_THREADS])
 
 
 def check(run: str) -> None:
@@ -84,11 +84,9 @@ def describe() -> Properties:
 def _read(run: str) -> Properties | None:
   """Reads the properties that a run began with; None if it has none."""
   try:
-    found = files.parse_json(files.read(path(run)))
-  # A damaged record must not keep a run from being resumed.
-  except (OSError, ValueError):
+    return files.parse_json(files.read(path(run)))
+  except FileNotFoundError:
     return None
-  return found if isinstance(found, dict) else None
 
 
 def _num_threads() -> int:
@@ -101,12 +99,7 @@ def _num_threads() -> int:
 
 def _processor() -> str:
   """Returns the processor's model, on which the rounding of kernels depends."""
-  try:
-    with open('/proc/cpuinfo', encoding='utf-8') as file:
-      for line in file:
-        name, _, value = line.partition(':')
-        if name.strip() == 'model name':
-          return value.strip()
-  except OSError:
-    pass
-  return platform.machine()
+  with open('/proc/cpuinfo', encoding='utf-8') as file:
+    found = re.search(r'^model name\s*: (.+)$', file.read(), re.MULTILINE)
+  # Not every architecture names its model.
+  return found[1] if found else platform.machine()

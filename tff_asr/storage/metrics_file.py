@@ -1,9 +1,9 @@
 """Released metrics of a run: a CSV file, and events for TensorBoard.
 
 The CSV file contains each round once, even after a crash. Differences from
-`tff.program.CSVFileReleaseManager`: a row is on disk when `release` returns;
-incomplete rows are dropped; and a resumed run drops the rows after its saved
-state, because it releases them again.
+`tff.program.CSVFileReleaseManager`: the file is complete and on disk when
+`release` returns, and a resumed run drops the rows after its saved state,
+because it releases them again.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr import files
 
 _KEY = 'round'
@@ -30,27 +29,24 @@ Setting = bool | int | float | str
 
 
 class MetricsFile(tff.program.ReleaseManager):
-  """Appends one row per round; one writer per file."""
+  """Writes one row per round; one writer per file."""
 
   def __init__(self, path: str, *, last: int):
     """Opens or creates the file.
 
     Args:
       path: The file; its folder exists.
-      last: Number of the round or step that the run continues from, at least
-        0.
+      last: Number of the round or step that the run continues from.
 
     Raises:
       ValueError: The file does not contain metrics.
     """
-    checks.non_negative_int(last=last)
     self._path = path
-    self._columns = [_KEY]
-    rows = []
-    if os.path.exists(path):
-      self._columns, rows = _read(path)
-    # Later rounds run again and are released again.
-    self._rewrite([row for row in rows if int(row[_KEY]) <= last])
+    self._rows = [
+        # Later rounds run again and are released again.
+        row for row in _read(path) if int(row[_KEY]) <= last
+    ]
+    self._write()
 
   async def release(self, value: Mapping[str, float], key: int) -> None:
     """Writes a row; when this returns, it is on disk.
@@ -59,27 +55,18 @@ class MetricsFile(tff.program.ReleaseManager):
       value: Numbers by name, flat.
       key: The round or step, higher than those before.
     """
-    row = {_KEY: key, **value}
-    # The header changes, so the whole file is written again.
-    new = [name for name in row if name not in self._columns]
-    if new:
-      rows = _read(self._path)[1]
-      self._columns += new
-      self._rewrite([*rows, row])
-      return
-    descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-    try:
-      # A single write, so that a crash leaves at most one incomplete row.
-      os.write(descriptor, _format(self._columns, [row]))
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
+    self._rows.append({_KEY: key, **value})
+    self._write()
 
-  def _rewrite(self, rows: list[Mapping[str, float | str]]) -> None:
+  def _write(self) -> None:
     """Replaces the whole file atomically."""
-    data = _format(self._columns, [dict(zip(self._columns, self._columns))])
-    data += _format(self._columns, rows)
-    files.write(self._path, data)
+    # In the order in which rounds first had them.
+    columns = dict.fromkeys([_KEY, *itertools.chain(*self._rows)])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(self._rows)
+    files.write_text(self._path, text.getvalue())
 
 
 class TensorBoardFile(tff.program.ReleaseManager):
@@ -154,44 +141,30 @@ def read(path: str, name: str) -> dict[int, float]:
 
 def read_all(path: str) -> dict[str, dict[int, float]]:
   """Returns all metrics by name, then by round or step."""
-  columns, rows = _read(path)
-  try:
-    return {
-        # A round without the metric has an empty cell.
-        name: {int(row[_KEY]): float(row[name]) for row in rows if row[name]}
-        for name in columns
-        if name != _KEY
-    }
-  except ValueError as error:
-    raise ValueError(f'{path} is damaged: {error}.') from None
+  metrics = {}
+  for row in _read(path):
+    for name, text in row.items():
+      # A round without the metric has an empty cell.
+      if name != _KEY and text:
+        metrics.setdefault(name, {})[int(row[_KEY])] = float(text)
+  return metrics
 
 
-def _read(path: str) -> tuple[list[str], list[dict[str, str]]]:
-  """Returns the columns and the complete rows; ValueError if damaged."""
-  with open(path, 'rb') as file:
-    # A crash may have cut the last line short.
-    whole, _, unused_rest = file.read().rpartition(b'\n')
+def _read(path: str) -> list[dict[str, str]]:
+  """Returns the rows, none without a file; ValueError if it is another one."""
+  if not os.path.exists(path):
+    return []
   try:
-    reader = csv.DictReader(io.StringIO(whole.decode()), strict=True)
-    rows = list(reader)
-    columns = list(reader.fieldnames or [_KEY])
-    if columns[0] != _KEY or any(
-        None in row or None in row.values() or not row[_KEY].isdecimal()
-        for row in rows
-    ):
-      raise ValueError
-  except (ValueError, csv.Error):
+    with open(path, encoding='utf-8', newline='') as file:
+      rows = list(csv.DictReader(file, strict=True))
+    for row in rows:
+      int(row[_KEY])
+      for text in row.values():
+        float(text or 'nan')
+  # TypeError: a row is longer than the header.
+  except (ValueError, KeyError, TypeError, csv.Error):
     raise ValueError(
         f'{path} does not contain the metrics of a run: remove it, or restore '
         'it.'
     ) from None
-  return columns, rows
-
-
-def _format(
-    columns: list[str], rows: list[Mapping[str, float | str]]
-) -> bytes:
-  """Formats rows as CSV."""
-  text = io.StringIO()
-  csv.DictWriter(text, columns, lineterminator='\n').writerows(rows)
-  return text.getvalue().encode()
+  return rows

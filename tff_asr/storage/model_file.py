@@ -44,10 +44,7 @@ def write(
     tokens: See `Header`.
     **content: Further values to store.
   """
-  arrays = {
-      name: np.asarray(value, order='C') for name, value in weights.items()
-  }
-  tensor_file.write(path, arrays, content={_TOKENS: tokens, **content})
+  tensor_file.write(path, weights, content={_TOKENS: tokens, **content})
 
 
 def read_header(path: str) -> Header:
@@ -57,12 +54,7 @@ def read_header(path: str) -> Header:
     DamagedFileError: The file is damaged, or is not a model of this project.
   """
   found = tensor_file.read_header(path)
-  tokens = found.content.get(_TOKENS)
-  if not isinstance(tokens, str):
-    raise tensor_file.DamagedFileError(
-        f'The file {path} is not a model of this project: it has no tokens.'
-    )
-  return Header(found.shapes, tokens, found.content)
+  return Header(found.shapes, _tokens(path, found.content), found.content)
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -71,6 +63,15 @@ def read(path: str) -> dict[str, np.ndarray]:
   Raises:
     DamagedFileError: As `read_header`, or the weights are damaged.
   """
-  # Checks that it is a model, and not another file of tensors.
-  read_header(path)
-  return tensor_file.read(path)
+  weights, content = tensor_file.read(path)
+  _tokens(path, content)
+  return weights
+
+
+def _tokens(path: str, content: tensor_file.Content) -> str:
+  """Returns the tokens, which distinguish a model from other tensor files."""
+  if _TOKENS not in content:
+    raise tensor_file.DamagedFileError(
+        f'The file {path} is not a model of this project: it has no tokens.'
+    )
+  return content[_TOKENS]

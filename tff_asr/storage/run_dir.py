@@ -29,7 +29,7 @@ import hashlib
 import os
 import re
 import socket
-from typing import Optional, Union
+from typing import Union
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +44,6 @@ from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import model_file
-from tff_asr.storage import state_file
 
 # Numbers, tensors and arrays by name, nested.
 Metrics = Union[float, np.ndarray, tf.Tensor, Mapping[str, 'Metrics']]
@@ -106,8 +105,13 @@ class RunLock:
     # Unbuffered. Child processes do not inherit the file.
     self._file = open(path, 'a+b', buffering=0)
     if not files.try_lock(self._file.fileno()):
+      self._file.seek(0)
+      holder = self._file.read().decode().strip() or 'unknown'
       self._file.close()
-      raise _in_use(folder)
+      raise ValueError(
+          f'{folder} is in use by process {holder}: wait until it has ended, '
+          'end it, or use another output_dir.'
+      )
     self._file.truncate(0)
     self._file.write(f'{os.getpid()} on {socket.gethostname()}\n'.encode())
 
@@ -229,7 +233,7 @@ class RunDir:
       weights: Mapping[str, np.ndarray | tf.Tensor],
       *,
       tokens: str,
-      ledger: Optional[ledger_lib.Head] = None,
+      ledger: ledger_lib.Head | None = None,
   ) -> None:
     """Writes the trained weights.
 
@@ -243,7 +247,7 @@ class RunDir:
     model_file.write(self.file(MODEL), weights, tokens=tokens, **content)
 
 
-def newest_state(run: str) -> Optional[str]:
+def newest_state(run: str) -> str | None:
   """Returns the file of the newest state of a run, or None without any."""
   found = checkpoints.state_paths(os.path.join(run, _STATES))
   return found[max(found)] if found else None
@@ -296,13 +300,9 @@ def check_folder(path: str, *, configuration: str) -> None:
       overwrite, and is not a run's.
   """
   checks.output_folders(output_dir=path)
-  _check_free(path)
+  if os.path.exists(os.path.join(path, _LOCK)):
+    RunLock(path).release()  # Raises ValueError if a run holds it.
   if _has_begun(path):
-    if not os.path.isfile(os.path.join(path, CONFIG)):
-      raise ValueError(
-          f'{path} contains a run without its {CONFIG}: restore the file, or '
-          'use another output_dir.'
-      )
     _check_same(_read_configuration(path), configuration, path=path)
     return
   # A run that stopped before its first state has nothing to continue from, so
@@ -316,29 +316,6 @@ def check_folder(path: str, *, configuration: str) -> None:
         f'{path} contains {", ".join(found)} but no saved state to continue '
         'from: use another output_dir.'
     )
-
-
-def _check_free(folder: str) -> None:
-  """Raises ValueError if a run holds the folder; writes nothing."""
-  try:
-    descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDONLY)
-  except OSError:
-    return  # It was never locked.
-  try:
-    if not files.try_lock(descriptor):
-      raise _in_use(folder)
-  finally:
-    os.close(descriptor)
-
-
-def _in_use(folder: str) -> ValueError:
-  """Returns an error that names the process that holds the folder."""
-  with open(os.path.join(folder, _LOCK), encoding='utf-8') as f:
-    holder = f.read().strip() or 'unknown'
-  return ValueError(
-      f'{folder} is in use by process {holder}: wait until it has ended, end '
-      'it, or use another output_dir.'
-  )
 
 
 def file_of(run: str, name: str) -> str:
@@ -357,19 +334,8 @@ def file_of(run: str, name: str) -> str:
 
 
 def _has_begun(path: str) -> bool:
-  """Returns whether the run has saved a state or charged a round."""
-  states = os.path.join(path, _STATES)
-  # A partial file is a state that was not saved to its end.
-  if os.path.isdir(states) and any(
-      not name.endswith('.partial') for name in os.listdir(states)
-  ):
-    return True
-  ledger = os.path.join(path, LEDGER)
-  if not os.path.isdir(states) or not os.path.isfile(ledger):
-    return False
-  with open(ledger, 'rb') as f:
-    f.readline()  # The header.
-    return bool(f.read(1))
+  """Returns whether the run has saved a state."""
+  return bool(checkpoints.state_paths(os.path.join(path, _STATES)))
 
 
 def read_model(
@@ -440,7 +406,7 @@ def check_shapes(
     )
 
 
-def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
+def ledger_of_model(run: str) -> tuple[str, ledger_lib.Head | None] | None:
   """Finds the privacy ledger that a run's model belongs to.
 
   Args:
@@ -468,24 +434,11 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
   )
 
 
-def saved_ledger_head(run: str) -> Optional[ledger_lib.Head]:
-  """The ledger's head in the newest state that a run saved, if there is one.
-
-  States of central runs have none, since their ledger does not change.
-  """
-  newest = newest_state(run)
-  if newest is None:
-    return None
-  head = state_file.read_leaves(newest, prefix='ledger/')
-  if not head:
-    return None
-  return ledger_lib.Head(head['ledger/count'], head['ledger/digest'])
-
-
 def read_ledger(run: str) -> ledger_lib.Contents:
-  """Reads a run's ledger and compares it with its newest state and its model.
+  """Reads a run's ledger.
 
-  As long as one of them exists, lines missing at the ledger's end are noticed.
+  If the run has ended, lines missing at the ledger's end are noticed, because
+  the model names the last one.
 
   Args:
     run: The run's folder.
@@ -500,10 +453,7 @@ def read_ledger(run: str) -> ledger_lib.Contents:
         f'{run} has no privacy ledger ({LEDGER}): is it the folder of a run on '
         'private data, or of one that started from its model?'
     )
-  # Once a run has ended the two heads are equal, and the ledger is read once.
-  heads = dict.fromkeys((saved_ledger_head(run), ledger_of_model(run)[1]))
-  for head in heads:
-    contents = ledger_lib.read(path, head=head)
+  contents = ledger_lib.read(path, head=ledger_of_model(run)[1])
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
   return contents
@@ -561,22 +511,19 @@ def _read_configuration(path: str) -> str:
 
 def _check_same(old: str, new: str, *, path: str) -> None:
   """Raises ValueError if settings differ that a resume must not change."""
-  difference = _difference(resume_invariant(old), resume_invariant(new))
-  if difference is not None:
-    raise ValueError(
-        f'{path} contains a run of another configuration ({difference}): '
-        'resume it with its own settings, or use another output_dir.'
-    )
-
-
-def _difference(old: str, new: str) -> Optional[str]:
-  """Returns the first line that differs."""
   lines = difflib.unified_diff(
-      old.splitlines(), new.splitlines(), lineterm='', n=0
+      resume_invariant(old).splitlines(),
+      resume_invariant(new).splitlines(),
+      lineterm='',
+      n=0,
   )
-  for line in lines:
-    if line.startswith(('---', '+++', '@@')):
-      continue
-    where = 'there' if line[0] == '-' else 'here'
-    return f'{where}: {line[1:].strip()}'
-  return None
+  changes = [
+      line for line in lines if not line.startswith(('---', '+++', '@@'))
+  ]
+  if changes:
+    where = 'there' if changes[0].startswith('-') else 'here'
+    raise ValueError(
+        f'{path} contains a run of another configuration ({where}: '
+        f'{changes[0][1:].strip()}): resume it with its own settings, or use '
+        'another output_dir.'
+    )

@@ -11,7 +11,7 @@ lists, tuples, NamedTuples, attrs classes. A leaf's name is its path, such as
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,8 @@ from tff_asr.storage import tensor_file
 # A nest of leaves.
 State = TypeVar('State')
 Array = np.ndarray | np.generic | tf.Tensor | tf.Variable
-Leaf = Array | bool | int | float | str | bytes | None
+# A leaf that is not an array.
+Value = bool | int | float | str | bytes | None
 
 # Where the file's content has the leaves that are not arrays.
 _VALUES = 'values'
@@ -35,36 +36,29 @@ class StateMismatchError(ValueError):
   """A state file holds another structure than the one asked for."""
 
 
-class _Flat(NamedTuple):
-  """A state's leaves by path."""
-  arrays: dict[str, np.ndarray]
-  values: dict[str, bool | int | float | str | bytes | None]
-
-  def describe(self) -> dict[str, str]:
-    """Types of the leaves, such as `float32[3,4]` or `int`."""
-    return {
-        path: f'{array.dtype.name}{[*array.shape]}'.replace(' ', '')
-        for path, array in self.arrays.items()
-    } | {path: type(value).__name__ for path, value in self.values.items()}
-
-
 def write(path: str, state: State) -> None:
   """Writes a state to a file, atomically, in place of an older one.
 
   Args:
     path: The file; its folder exists.
-    state: The state. Arrays are not copied before they are serialized.
+    state: The state.
 
   Raises:
     OSError: The disk is full; nothing is left behind.
     ValueError: A leaf cannot be stored.
   """
-  flat = _flatten(state)
-  values = {
-      name: {_BYTES: value.hex()} if isinstance(value, bytes) else value
-      for name, value in flat.values.items()
+  leaves = _flatten(state)
+  arrays = {
+      name: leaf
+      for name, leaf in leaves.items()
+      if isinstance(leaf, np.ndarray)
   }
-  tensor_file.write(path, flat.arrays, content={_VALUES: values})
+  values = {
+      name: {_BYTES: leaf.hex()} if isinstance(leaf, bytes) else leaf
+      for name, leaf in leaves.items()
+      if name not in arrays
+  }
+  tensor_file.write(path, arrays, content={_VALUES: values})
 
 
 def read(path: str, *, structure: State) -> State:
@@ -78,51 +72,36 @@ def read(path: str, *, structure: State) -> State:
     The state; tensors are NumPy arrays and scalars.
 
   Raises:
-    DamagedFileError: A checksum does not match.
+    DamagedFileError: The checksum does not match.
     StateMismatchError: Paths, types or shapes differ; shows the first.
   """
-  wanted = _flatten(structure)
-  found = _Flat(tensor_file.read(path), _values(path))
-  _check_same(found.describe(), wanted.describe(), path=path)
+  found = read_leaves(path)
+  _check_same(found, _flatten(structure), path=path)
   leaves = []
   for parts, leaf in tree.flatten_with_path(structure):
-    name = _name(parts)
-    if name in found.values:
-      leaves.append(found.values[name])
-    elif isinstance(leaf, np.ndarray):
-      leaves.append(found.arrays[name])
-    else:
-      leaves.append(found.arrays[name][()])  # A scalar, if it has no shape.
+    value = found[_name(parts)]
+    if isinstance(value, np.ndarray) and not isinstance(leaf, np.ndarray):
+      value = value[()]  # A scalar, if it has no shape.
+    leaves.append(value)
   return tree.unflatten_as(structure, leaves)
 
 
-def read_leaves(path: str, *, prefix: str = '') -> dict[str, Leaf]:
-  """Reads leaves by path, without knowing the structure.
-
-  Args:
-    path: A state file.
-    prefix: Only leaves with paths that begin with it are read.
+def read_leaves(path: str) -> dict[str, np.ndarray | Value]:
+  """Reads all leaves by path, without knowing the structure.
 
   Raises:
-    DamagedFileError: A checksum does not match.
+    DamagedFileError: The checksum does not match.
   """
-  leaves = _values(path) | tensor_file.read(path, prefix=prefix)
-  return {
-      name: leaves[name] for name in sorted(leaves) if name.startswith(prefix)
-  }
-
-
-def _values(path: str) -> dict[str, bool | int | float | str | bytes | None]:
-  """The leaves of a file that are not arrays."""
-  values = tensor_file.read_header(path).content.get(_VALUES)
-  if not isinstance(values, dict):
+  arrays, content = tensor_file.read(path)
+  if _VALUES not in content:
     raise tensor_file.DamagedFileError(
         f'The file {path} is not a state of this project.'
     )
-  return {
+  values = {
       name: bytes.fromhex(value[_BYTES]) if isinstance(value, dict) else value
-      for name, value in values.items()
+      for name, value in content[_VALUES].items()
   }
+  return dict(sorted((arrays | values).items()))
 
 
 def _name(parts: tuple[str | int, ...]) -> str:
@@ -130,42 +109,55 @@ def _name(parts: tuple[str | int, ...]) -> str:
   return '/'.join(map(str, parts))
 
 
-def _flatten(state: State) -> _Flat:
-  """Splits a state into arrays and other leaves."""
-  flat = _Flat({}, {})
+def _flatten(state: State) -> dict[str, np.ndarray | Value]:
+  """Returns a state's leaves by path, tensors as arrays."""
+  leaves = {}
   for parts, leaf in tree.flatten_with_path(state):
     name = _name(parts)
-    if name in flat.arrays or name in flat.values:
+    if name in leaves:
       raise ValueError(
           f'Two leaves of the state have the path {name!r}: rename a key.'
       )
     if isinstance(leaf, Array):
-      # safetensors writes an array's memory as it is.
-      flat.arrays[name] = np.asarray(leaf, order='C')
+      leaves[name] = np.asarray(leaf)
       # 'V': bfloat16. Text and objects are left.
-      if flat.arrays[name].dtype.kind in 'biufV':
+      if leaves[name].dtype.kind in 'biufV':
         continue
     # Exact types: a subclass would come back as its base class.
     elif type(leaf) in (bool, int, float, str, bytes, type(None)):
-      flat.values[name] = leaf
+      leaves[name] = leaf
       continue
     raise ValueError(
         f'Leaf {name!r} is of type {type(leaf).__name__}'
         + (f' ({leaf.dtype})' if isinstance(leaf, Array) else '')
         + ', which cannot be stored; store numbers, str or bytes.'
     )
-  return flat
+  return leaves
+
+
+def _describe(leaf: np.ndarray | Value) -> str:
+  """A leaf's type, such as `float32[3,4]` or `int`."""
+  if isinstance(leaf, np.ndarray):
+    return f'{leaf.dtype.name}{[*leaf.shape]}'.replace(' ', '')
+  return type(leaf).__name__
 
 
 def _check_same(
-    found: Mapping[str, str], wanted: Mapping[str, str], *, path: str
+    found: Mapping[str, np.ndarray | Value],
+    wanted: Mapping[str, np.ndarray | Value],
+    *,
+    path: str,
 ) -> None:
   """Raises StateMismatchError if types of leaves differ."""
+  there, here = (
+      {name: _describe(leaf) for name, leaf in leaves.items()}
+      for leaves in (found, wanted)
+  )
   differences = [
-      f'{name}: {found.get(name, "absent")} in the file, '
-      f'{wanted.get(name, "absent")} in the program'
-      for name in sorted(found.keys() | wanted.keys())
-      if found.get(name) != wanted.get(name)
+      f'{name}: {there.get(name, "absent")} in the file, '
+      f'{here.get(name, "absent")} in the program'
+      for name in sorted(there.keys() | here.keys())
+      if there.get(name) != here.get(name)
   ]
   if differences:
     shown = '; '.join(differences[:_MAX_SHOWN])

@@ -1,15 +1,16 @@
-"""Arrays by name in a safetensors file, with checksums.
+"""Arrays by name in a safetensors file, with a checksum.
 
     >>> weights = {'head/bias': np.zeros([3], np.float32)}
     >>> write('model.safetensors', weights, content={'tokens': ' ab'})
-    >>> read_header('model.safetensors').content
-    {'tokens': ' ab'}
-    >>> read('model.safetensors')
+    >>> arrays, content = read('model.safetensors')
+    >>> arrays
     {'head/bias': array([0., 0., 0.], dtype=float32)}
+    >>> content
+    {'tokens': ' ab'}
 
 Any reader of safetensors reads these files. Their metadata have one entry,
-`tff_asr`: JSON with the content given and the CRC-32 of each array and of the
-header. A CRC finds damage, not forgery. Reading runs no code from the file.
+`tff_asr`: JSON with the content given and a CRC-32 of everything. A CRC finds
+damage, not forgery. Reading runs no code from the file.
 
 Files are written atomically (`files`) with mode 0600.
 """
@@ -29,6 +30,7 @@ from tff_asr import files
 Json = (
     None | bool | int | float | str | list['Json'] | dict[str, 'Json']
 )
+Content = dict[str, Json]
 
 _METADATA = 'tff_asr'
 
@@ -38,23 +40,21 @@ class DamagedFileError(ValueError):
 
 
 class Header(NamedTuple):
-  """Describes the arrays of a file.
+  """Describes a file without its arrays.
 
   Attributes:
-    shapes: Shapes by name.
-    dtypes: Types by name, as safetensors calls them, such as 'F32'.
+    shapes: Shapes of the arrays by name.
     content: What was stored with the arrays.
-    checksums: CRC-32 of the arrays by name.
+    checksum: CRC-32 of arrays and content.
   """
 
   shapes: dict[str, tuple[int, ...]]
-  dtypes: dict[str, str]
-  content: dict[str, Json]
-  checksums: dict[str, int]
+  content: Content
+  checksum: int
 
 
 def write(
-    path: str, arrays: Mapping[str, np.ndarray], *, content: Mapping[str, Json]
+    path: str, arrays: Mapping[str, np.ndarray], *, content: Content
 ) -> None:
   """Writes a file atomically, in place of an older one.
 
@@ -62,33 +62,25 @@ def write(
 
   Args:
     path: The file; its folder exists.
-    arrays: Contiguous arrays of numbers or truth values, bfloat16 included.
+    arrays: Arrays of numbers or truth values, bfloat16 included.
     content: Values to store with them.
 
   Raises:
     OSError: The disk is full; nothing is left behind.
   """
-  header = Header(
-      shapes={name: array.shape for name, array in arrays.items()},
-      dtypes={},
-      content=dict(content),
-      checksums={name: _checksum(array) for name, array in arrays.items()},
-  )
-  described = {
-      'content': header.content,
-      'arrays_crc32': header.checksums,
-      'header_crc32': _header_checksum(header),
-  }
+  # safetensors writes an array's memory as it is.
+  arrays = {name: np.asarray(each, order='C') for name, each in arrays.items()}
+  described = {'content': content, 'crc32': _checksum(arrays, content)}
   # A single entry, because safetensors writes several in no fixed order.
   metadata = {_METADATA: json.dumps(described, sort_keys=True)}
   files.write(
       # Serialized in memory, so that `files` can sync and rename the file.
-      path, safetensors_numpy.save(dict(arrays), metadata), mode=0o600
+      path, safetensors_numpy.save(arrays, metadata), mode=0o600
   )
 
 
 def read_header(path: str) -> Header:
-  """Reads the description of a file, but not its arrays.
+  """Reads the description of a file; its checksum is not compared.
 
   Raises:
     DamagedFileError: The file is damaged, or another project wrote it.
@@ -96,68 +88,47 @@ def read_header(path: str) -> Header:
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
       metadata = file.metadata() or {}
-      slices = {name: file.get_slice(name) for name in file.keys()}
-      shapes = {name: tuple(s.get_shape()) for name, s in slices.items()}
-      dtypes = {name: s.get_dtype() for name, s in slices.items()}
+      shapes = {
+          name: tuple(file.get_slice(name).get_shape()) for name in file.keys()
+      }
     described = files.parse_json(metadata.get(_METADATA, 'null'))
   except (safetensors.SafetensorError, ValueError) as e:
     raise DamagedFileError(f'The file {path} is damaged: {e}.') from None
   try:
-    header = Header(
-        shapes, dtypes, described['content'], described['arrays_crc32']
-    )
-    expected = described['header_crc32']
+    return Header(shapes, described['content'], described['crc32'])
   # TypeError: the metadata have no entry of this project.
   except (KeyError, TypeError):
     raise DamagedFileError(
         f'The file {path} is not of this project: its metadata have no '
-        f'{_METADATA!r} with checksums.'
+        f'{_METADATA!r} with a checksum.'
     ) from None
-  if _header_checksum(header) != expected:
-    raise DamagedFileError(
-        f'The file {path} is damaged: its header does not match its checksum.'
-    )
-  return header
 
 
-def read(path: str, *, prefix: str = '') -> dict[str, np.ndarray]:
-  """Reads arrays, sorted by name.
-
-  Args:
-    path: The file.
-    prefix: Only arrays with names that begin with it are read.
+def read(path: str) -> tuple[dict[str, np.ndarray], Content]:
+  """Reads the arrays, sorted by name, and what was stored with them.
 
   Raises:
-    DamagedFileError: As `read_header`, or an array does not match its checksum.
+    DamagedFileError: As `read_header`, or the checksum does not match.
   """
-  checksums = read_header(path).checksums
-  arrays = {}
+  header = read_header(path)
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
-      for name in file.keys():
-        if name.startswith(prefix):
-          arrays[name] = file.get_tensor(name)
+      arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
   except (safetensors.SafetensorError, AttributeError, TypeError) as e:
     # The last two: a type that NumPy lacks.
     raise DamagedFileError(f'The file {path} is damaged: {e}.') from None
-  for name, array in arrays.items():
-    if _checksum(array) != checksums.get(name):
-      raise DamagedFileError(
-          f'The file {path} is damaged: {name!r} does not match its checksum.'
-      )
-  return arrays
+  if _checksum(arrays, header.content) != header.checksum:
+    raise DamagedFileError(
+        f'The file {path} is damaged: it does not match its checksum.'
+    )
+  return arrays, header.content
 
 
-def _checksum(array: np.ndarray) -> int:
-  """CRC-32 of an array's type and bytes."""
-  # Includes the type, which the checksum of the header does not cover.
-  start = zlib.crc32(array.dtype.name.encode())
-  # Not of the array itself: the buffer protocol has no bfloat16.
-  return zlib.crc32(array.reshape(-1).view(np.uint8), start)
-
-
-def _header_checksum(header: Header) -> int:
-  """CRC-32 of names, shapes, content and checksums."""
-  # Types are part of the arrays' checksums.
-  covered = [header.shapes, header.content, header.checksums]
-  return zlib.crc32(json.dumps(covered, sort_keys=True).encode())
+def _checksum(arrays: Mapping[str, np.ndarray], content: Content) -> int:
+  """CRC-32 of content, names, types, shapes and bytes."""
+  types = {name: [each.dtype.name, each.shape] for name, each in arrays.items()}
+  found = zlib.crc32(json.dumps([content, types], sort_keys=True).encode())
+  for name in sorted(arrays):
+    # Not of the array itself: the buffer protocol has no bfloat16.
+    found = zlib.crc32(arrays[name].reshape(-1).view(np.uint8), found)
+  return found
