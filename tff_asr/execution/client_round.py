@@ -195,16 +195,6 @@ class ClientRound:
       ClientTimeoutError: a client took too long; its thread is left behind.
       RuntimeError: the round was cancelled through `stop`.
     """
-    threads = [
-        threading.Thread(
-            target=self._work,
-            args=(call,),
-            name=f'clients {number}',
-            # A hung daemon thread does not keep the program from exiting.
-            daemon=timeout_sec is not None,
-        )
-        for number, call in enumerate(calls)
-    ]
     started = []
     ended = threading.Event()
     if timeout_sec is not None:
@@ -212,7 +202,14 @@ class ClientRound:
           target=self._watch, args=(timeout_sec, ended), daemon=True
       ).start()
     try:
-      for thread in threads:
+      for number, call in enumerate(calls):
+        thread = threading.Thread(
+            target=self._work,
+            args=(call,),
+            name=f'clients {number}',
+            # A hung daemon thread does not keep the program from exiting.
+            daemon=timeout_sec is not None,
+        )
         thread.start()
         # Only these are joined: starting a thread may fail, or be interrupted.
         started.append(thread)

@@ -381,20 +381,31 @@ def _forward_backward(
   # Infinite, as in TensorFlow's op, if the labels do not fit.
   losses = tf.where(is_possible, -(all_paths + rest), math.inf)
 
-  # The share of each state in the paths through a frame. Both passes include
-  # the frame's own score.
+  # Both passes include the frame's own score.
   joint = history[:, :batch_size] - scores
   joint += tf.reverse(history[:, batch_size:], [0, 2])
+  is_counted = tf.transpose(in_length) & is_possible[:, tf.newaxis]
+  # With respect to the logits: the softmax less each output's share of the
+  # paths (Graves et al. 2006, equation 16).
+  gradients = tf.nn.softmax(logits) - _output_shares(joint, tokens, vocab_size)
+  return losses, tf.where(is_counted[:, :, tf.newaxis], gradients, 0.0)
+
+
+def _output_shares(
+    joint: tf.Tensor, tokens: tf.Tensor, vocab_size: tf.Tensor
+) -> tf.Tensor:
+  """The share of each output in the paths through a frame, [B, S, V].
+
+  Args:
+    joint: float32 [S, B, 2 U + 1], log scores of the paths through each state.
+    tokens: int32 [B, 2 U + 1], of each state.
+    vocab_size: V.
+  """
   shares = tf.transpose(tf.nn.softmax(joint), [1, 0, 2])
   one_hot = tf.one_hot(tokens, vocab_size)
   # Two products: a GPU may round what it multiplies to 10 bits (TF32).
   coarse = tf.cast(tf.cast(shares, tf.bfloat16), tf.float32)
-  spent = tf.matmul(coarse, one_hot) + tf.matmul(shares - coarse, one_hot)
-  is_counted = tf.transpose(in_length) & is_possible[:, tf.newaxis]
-  # With respect to the logits: the softmax less each output's share of the
-  # paths (Graves et al. 2006, equation 16).
-  gradients = tf.nn.softmax(logits) - spent
-  return losses, tf.where(is_counted[:, :, tf.newaxis], gradients, 0.0)
+  return tf.matmul(coarse, one_hot) + tf.matmul(shares - coarse, one_hot)
 
 
 def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:

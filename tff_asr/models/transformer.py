@@ -19,6 +19,7 @@ rate.
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Optional
 
@@ -94,22 +95,6 @@ def build(
 
   # The published code also rounds the inputs of the first block.
   entry_dtype = activation_dtype if rounding == 'published' else 'float32'
-
-  def embed(lengths, size, seed):
-    if position == 'sinusoidal':
-      embedded = positions.sinusoidal(lengths, size, dim=dim)
-    else:
-      embedded = positions.cape(
-          lengths,
-          size,
-          dim=dim,
-          # CAPE's positions are seconds, so they do not depend on the stride.
-          frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
-          max_shift_sec=max_shift_sec,
-          seed=seed,
-      )
-    return layers.round_to_dtype(embedded, entry_dtype)
-
   return encoder.stack(
       subsampling.build_3x(
           feature_dim=feature_dim,
@@ -122,17 +107,55 @@ def build(
       block_specs=_block_specs(dim, mlp_dim),
       apply_block=functools.partial(
           _block,
-          num_heads=num_heads,
-          dropout=dropout,
+          attend=functools.partial(
+              _attend,
+              num_heads=num_heads,
+              dropout=dropout,
+              activation_dtype=activation_dtype,
+              rounding=rounding,
+          ),
+          mlp=functools.partial(
+              _mlp, dropout=dropout, activation_dtype=activation_dtype
+          ),
           layer_drop=layer_drop,
           norm=norm,
-          activation_dtype=activation_dtype,
-          rounding=rounding,
       ),
-      embed=embed,
+      embed=functools.partial(
+          _embed,
+          dim=dim,
+          position=position,
+          max_shift_sec=max_shift_sec,
+          dtype=entry_dtype,
+      ),
       # The stream of 'pre' is never normalised inside the blocks.
       final_norm=norm == 'pre',
   )
+
+
+def _embed(
+    lengths: tf.Tensor,
+    size: tf.Tensor,
+    seed: Optional[tf.Tensor],
+    *,
+    dim: int,
+    position: str,
+    max_shift_sec: float,
+    dtype: str,
+) -> tf.Tensor:
+  """Positions, float32 [B, S, D], rounded to a dtype."""
+  if position == 'sinusoidal':
+    embedded = positions.sinusoidal(lengths, size, dim=dim)
+  else:
+    embedded = positions.cape(
+        lengths,
+        size,
+        dim=dim,
+        # CAPE's positions are seconds, so they do not depend on the stride.
+        frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
+        max_shift_sec=max_shift_sec,
+        seed=seed,
+    )
+  return layers.round_to_dtype(embedded, dtype)
 
 
 def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
@@ -146,41 +169,58 @@ def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
   }
 
 
+def _attend(
+    weights: weights_lib.Weights,
+    hidden: tf.Tensor,
+    valid: tf.Tensor,
+    seed: Optional[tf.Tensor],
+    *,
+    num_heads: int,
+    dropout: float,
+    activation_dtype: str,
+    rounding: str,
+) -> tf.Tensor:
+  outputs = attention.apply(
+      weights,
+      tf.cast(hidden, activation_dtype),
+      valid,
+      num_heads=num_heads,
+      dropout=dropout,
+      seed=seed,
+      rounding=rounding,
+  )
+  # The residual stream stays float32.
+  return tf.cast(outputs, tf.float32)
+
+
+def _mlp(
+    weights: weights_lib.Weights,
+    hidden: tf.Tensor,
+    seed: Optional[tf.Tensor],
+    *,
+    dropout: float,
+    activation_dtype: str,
+) -> tf.Tensor:
+  hidden = tf.cast(hidden, activation_dtype)
+  inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
+  inner = layers.dropout(inner, dropout, seed)
+  return tf.cast(layers.matmul(inner, weights['w2']), tf.float32)
+
+
 def _block(
     weights: weights_lib.Weights,
     inputs: tf.Tensor,
     valid: tf.Tensor,
     seed: Optional[tf.Tensor],
     *,
-    num_heads: int,
-    dropout: float,
+    attend: Callable[..., tf.Tensor],
+    mlp: Callable[..., tf.Tensor],
     layer_drop: float,
     norm: str,
-    activation_dtype: str,
-    rounding: str,
 ) -> tf.Tensor:
   """One block; in training, with probability layer_drop, without its halves."""
   # Three seeds, so that layer drop does not depend on dropout.
   attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
-
-  def attend(hidden: tf.Tensor) -> tf.Tensor:
-    outputs = attention.apply(
-        weights,
-        tf.cast(hidden, activation_dtype),
-        valid,
-        num_heads=num_heads,
-        dropout=dropout,
-        seed=attention_seed,
-        rounding=rounding,
-    )
-    return tf.cast(outputs, tf.float32)
-
-  def mlp(hidden: tf.Tensor) -> tf.Tensor:
-    hidden = tf.cast(hidden, activation_dtype)
-    inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
-    inner = layers.dropout(inner, dropout, mlp_seed)
-    return tf.cast(layers.matmul(inner, weights['w2']), tf.float32)
-
   ln1, ln2 = (
       functools.partial(layers.layer_norm, weights_lib.select(name, weights))
       for name in ('ln1', 'ln2')
@@ -188,10 +228,10 @@ def _block(
 
   def run() -> tf.Tensor:
     if norm == 'pre':
-      hidden = inputs + attend(ln1(inputs))
-      return hidden + mlp(ln2(hidden))
-    hidden = ln1(inputs + attend(inputs))
-    return ln2(hidden + mlp(hidden))
+      hidden = inputs + attend(weights, ln1(inputs), valid, attention_seed)
+      return hidden + mlp(weights, ln2(hidden), mlp_seed)
+    hidden = ln1(inputs + attend(weights, inputs, valid, attention_seed))
+    return ln2(hidden + mlp(weights, hidden, mlp_seed))
 
   def skip() -> tf.Tensor:
     # With norm 'post' the stream passes both norms even without the halves.
