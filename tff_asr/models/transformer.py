@@ -19,7 +19,7 @@ rate.
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
-from collections.abc import Callable
+import dataclasses
 import functools
 from typing import Optional
 
@@ -95,6 +95,22 @@ def build(
 
   # The published code also rounds the inputs of the first block.
   entry_dtype = activation_dtype if rounding == 'published' else 'float32'
+
+  def embed(lengths, size, seed):
+    if position == 'sinusoidal':
+      embedded = positions.sinusoidal(lengths, size, dim=dim)
+    else:
+      embedded = positions.cape(
+          lengths,
+          size,
+          dim=dim,
+          # CAPE's positions are seconds, so they do not depend on the stride.
+          frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
+          max_shift_sec=max_shift_sec,
+          seed=seed,
+      )
+    return layers.round_to_dtype(embedded, entry_dtype)
+
   return encoder.stack(
       subsampling.build_3x(
           feature_dim=feature_dim,
@@ -105,57 +121,18 @@ def build(
       ),
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, mlp_dim),
-      apply_block=functools.partial(
-          _block,
-          attend=functools.partial(
-              _attend,
-              num_heads=num_heads,
-              dropout=dropout,
-              activation_dtype=activation_dtype,
-              rounding=rounding,
-          ),
-          mlp=functools.partial(
-              _mlp, dropout=dropout, activation_dtype=activation_dtype
-          ),
+      apply_block=_Block(
+          num_heads=num_heads,
+          dropout=dropout,
           layer_drop=layer_drop,
           norm=norm,
+          activation_dtype=activation_dtype,
+          rounding=rounding,
       ),
-      embed=functools.partial(
-          _embed,
-          dim=dim,
-          position=position,
-          max_shift_sec=max_shift_sec,
-          dtype=entry_dtype,
-      ),
+      embed=embed,
       # The stream of 'pre' is never normalised inside the blocks.
       final_norm=norm == 'pre',
   )
-
-
-def _embed(
-    lengths: tf.Tensor,
-    size: tf.Tensor,
-    seed: Optional[tf.Tensor],
-    *,
-    dim: int,
-    position: str,
-    max_shift_sec: float,
-    dtype: str,
-) -> tf.Tensor:
-  """Positions, float32 [B, S, D], rounded to a dtype."""
-  if position == 'sinusoidal':
-    embedded = positions.sinusoidal(lengths, size, dim=dim)
-  else:
-    embedded = positions.cape(
-        lengths,
-        size,
-        dim=dim,
-        # CAPE's positions are seconds, so they do not depend on the stride.
-        frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
-        max_shift_sec=max_shift_sec,
-        seed=seed,
-    )
-  return layers.round_to_dtype(embedded, dtype)
 
 
 def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
@@ -169,76 +146,67 @@ def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
   }
 
 
-def _attend(
-    weights: weights_lib.Weights,
-    hidden: tf.Tensor,
-    valid: tf.Tensor,
-    seed: Optional[tf.Tensor],
-    *,
-    num_heads: int,
-    dropout: float,
-    activation_dtype: str,
-    rounding: str,
-) -> tf.Tensor:
-  outputs = attention.apply(
-      weights,
-      tf.cast(hidden, activation_dtype),
-      valid,
-      num_heads=num_heads,
-      dropout=dropout,
-      seed=seed,
-      rounding=rounding,
-  )
-  # The residual stream stays float32.
-  return tf.cast(outputs, tf.float32)
-
-
-def _mlp(
-    weights: weights_lib.Weights,
-    hidden: tf.Tensor,
-    seed: Optional[tf.Tensor],
-    *,
-    dropout: float,
-    activation_dtype: str,
-) -> tf.Tensor:
-  hidden = tf.cast(hidden, activation_dtype)
-  inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
-  inner = layers.dropout(inner, dropout, seed)
-  return tf.cast(layers.matmul(inner, weights['w2']), tf.float32)
-
-
-def _block(
-    weights: weights_lib.Weights,
-    inputs: tf.Tensor,
-    valid: tf.Tensor,
-    seed: Optional[tf.Tensor],
-    *,
-    attend: Callable[..., tf.Tensor],
-    mlp: Callable[..., tf.Tensor],
-    layer_drop: float,
-    norm: str,
-) -> tf.Tensor:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Block:
   """One block; in training, with probability layer_drop, without its halves."""
-  # Three seeds, so that layer drop does not depend on dropout.
-  attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
-  ln1, ln2 = (
-      functools.partial(layers.layer_norm, weights_lib.select(name, weights))
-      for name in ('ln1', 'ln2')
-  )
 
-  def run() -> tf.Tensor:
-    if norm == 'pre':
-      hidden = inputs + attend(weights, ln1(inputs), valid, attention_seed)
-      return hidden + mlp(weights, ln2(hidden), mlp_seed)
-    hidden = ln1(inputs + attend(weights, inputs, valid, attention_seed))
-    return ln2(hidden + mlp(weights, hidden, mlp_seed))
+  num_heads: int
+  dropout: float
+  layer_drop: float
+  norm: str
+  activation_dtype: str
+  rounding: str
 
-  def skip() -> tf.Tensor:
-    # With norm 'post' the stream passes both norms even without the halves.
-    return inputs if norm == 'pre' else ln2(ln1(inputs))
+  def __call__(
+      self,
+      weights: weights_lib.Weights,
+      inputs: tf.Tensor,
+      valid: tf.Tensor,
+      seed: Optional[tf.Tensor],
+  ) -> tf.Tensor:
+    # Three seeds, so that layer drop does not depend on dropout.
+    attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
+    ln1, ln2 = (
+        functools.partial(layers.layer_norm, weights_lib.select(name, weights))
+        for name in ('ln1', 'ln2')
+    )
 
-  if seed is None or layer_drop == 0:
-    return run()
-  # A conditional, not a product with 0: a dropped block is not computed.
-  keep = layers.uniform([], drop_seed) >= layer_drop
-  return tf.cond(keep, run, skip)
+    def run() -> tf.Tensor:
+      attend = lambda hidden: self._attend(
+          weights, hidden, valid, attention_seed
+      )
+      mlp = lambda hidden: self._mlp(weights, hidden, mlp_seed)
+      if self.norm == 'pre':
+        hidden = inputs + attend(ln1(inputs))
+        return hidden + mlp(ln2(hidden))
+      hidden = ln1(inputs + attend(inputs))
+      return ln2(hidden + mlp(hidden))
+
+    def skip() -> tf.Tensor:
+      # With norm 'post' the stream passes both norms even without the halves.
+      return inputs if self.norm == 'pre' else ln2(ln1(inputs))
+
+    if seed is None or self.layer_drop == 0:
+      return run()
+    # A conditional, not a product with 0: a dropped block is not computed.
+    keep = layers.uniform([], drop_seed) >= self.layer_drop
+    return tf.cond(keep, run, skip)
+
+  def _attend(self, weights, hidden, valid, seed):
+    outputs = attention.apply(
+        weights,
+        tf.cast(hidden, self.activation_dtype),
+        valid,
+        num_heads=self.num_heads,
+        dropout=self.dropout,
+        seed=seed,
+        rounding=self.rounding,
+    )
+    # The residual stream stays float32.
+    return tf.cast(outputs, tf.float32)
+
+  def _mlp(self, weights, hidden, seed):
+    hidden = tf.cast(hidden, self.activation_dtype)
+    inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
+    inner = layers.dropout(inner, self.dropout, seed)
+    return tf.cast(layers.matmul(inner, weights['w2']), tf.float32)
