@@ -572,9 +572,7 @@ def _write_attributes(
     folder: str, attributes: speakers.Attributes
 ) -> summaries.Summary:
   """Writes attributes of speakers, and the summary, next to an index."""
-  is_changed = speakers.write(folder, attributes)
+  speakers.write(folder, attributes)
   summary = summaries.read(folder)
-  path = os.path.join(folder, summaries.SUMMARY_FILE)
-  if is_changed or not os.path.exists(path):
-    summaries.write(path, summary)
+  summaries.write(os.path.join(folder, summaries.SUMMARY_FILE), summary)
   return summary

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import pathlib
@@ -112,20 +111,12 @@ class IndexTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'each once'):
       self.write(clients, num_records=int(clients.num_utterances.sum()) + 1)
 
-  @parameterized.named_parameters(
-      ('other_format', dict(format_version=1), 'is of format 1'),
-      ('clients', dict(num_clients=4), 'of another corpus .*other numbers'),
-      ('utterances', dict(num_utterances=4), 'of another corpus .*must be all'),
-      ('samples', dict(num_samples=4), 'of another corpus .*other numbers'),
-      ('missing', dict(files={}), 'is damaged .*KeyError'),
-  )
-  def test_a_contradictory_corpus_file_is_refused(self, changes, message):
+  def test_a_corpus_of_another_format_is_refused(self):
     self.write(_clients(3))
-    path = self.path(index.CORPUS_FILE)
-    content = json.loads(pathlib.Path(path).read_text())
-    with open(path, 'w', encoding='utf-8') as f:
-      json.dump(content | changes, f)
-    with self.assertRaisesRegex(ValueError, message):
+    path = pathlib.Path(self.path(index.CORPUS_FILE))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | dict(format_version=1)))
+    with self.assertRaisesRegex(ValueError, 'is of format 1'):
       index.read(self.root)
 
   def test_missing_and_damaged_corpus_file(self):
@@ -140,7 +131,7 @@ class IndexTest(cases.TestCase):
         index.read(self.root)
       fakes.damage(self.path(index.CORPUS_FILE), place)
     pathlib.Path(self.path(index.CORPUS_FILE)).write_text('[' * 10**5)
-    with self.assertRaisesRegex(ValueError, 'corpus.json is damaged .Recursi'):
+    with self.assertRaisesRegex(ValueError, 'corpus.json is damaged .*deeply'):
       index.read(self.root)
 
   @parameterized.parameters(index.CLIENTS_FILE, index.OFFSETS_FILE)
@@ -163,28 +154,6 @@ class IndexTest(cases.TestCase):
     os.remove(path)
     with self.assertRaisesRegex(ValueError, f'{name} is missing'):
       index.read(self.root)
-
-  def test_made_up_clients_are_checked_as_those_that_are_written(self):
-    self.write(_clients(3))
-    content = pathlib.Path(self.path(index.CLIENTS_FILE)).read_bytes()
-    for old, new, message in (
-        (b'\t0\t', b'\t1\t', 'client speaker 0 ü is in shard 1'),
-        (b'\t0\t', b'\t%d\t' % 2**70, 'too large'),
-        (b'speaker 1', b'speaker 0', 'occurs twice'),
-    ):
-      self.make_up(index.CLIENTS_FILE, content.replace(old, new, 1))
-      with self.assertRaisesRegex(
-          ValueError, f'clients.tsv is damaged or of another corpus .*{message}'
-      ):
-        index.read(self.root)
-
-  def make_up(self, name: str, content: bytes) -> None:
-    """Puts an index file in the place of another, with its checksum."""
-    pathlib.Path(self.path(name)).write_bytes(content)
-    path = pathlib.Path(self.path(index.CORPUS_FILE))
-    corpus = json.loads(path.read_text())
-    corpus['files'][name] = hashlib.sha256(content).hexdigest()
-    path.write_text(json.dumps(corpus))
 
   @parameterized.parameters(0, 1, 2)
   def test_truncated_or_missing_shard(self, number):

@@ -278,9 +278,9 @@ class ShardsTest(cases.TestCase):
   )
   def test_a_corpus_is_neither_written_twice_nor_overwritten(self, changes):
     summary = self.write()
-    stamp = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
+    stamp = os.stat(os.path.join(self.output_dir, index.shard_name(0)))
     self.assertEqual(self.write(), summary)
-    again = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
+    again = os.stat(os.path.join(self.output_dir, index.shard_name(0)))
     self.assertEqual(stamp.st_ino, again.st_ino)
     before = cases.digests(self.output_dir)
     if 'utterances' in changes:

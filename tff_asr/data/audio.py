@@ -145,11 +145,10 @@ def read(
         max_sec=max_sec,
     )
     try:
-      samples, rate_hz, kind = part(file)
+      decoded = part(file)
     except soundfile.SoundFileError as e:
-      samples, rate_hz, kind = _decode_otherwise(
-          source, name=name, error=e, part=part
-      )
+      decoded = _decode_otherwise(source, name=name, error=e, part=part)
+  samples, rate_hz, kind = decoded
   # Checked after decoding: only then is the rate known for all formats.
   if sample_rate_hz not in (None, rate_hz):
     raise AudioError(
@@ -157,13 +156,11 @@ def read(
     )
   if channels is not None:
     samples = _take_channels(name, samples, channels)
-  if not samples.size:
-    raise AudioError(name, 'has no samples', kind)
-  if samples.dtype != np.int16 and not np.all(np.isfinite(samples)):
+  if not np.all(np.isfinite(samples)):
     raise AudioError(name, 'has samples that are not finite', kind)
   waveform, steps = _convert(samples, rate_hz=rate_hz, kind=kind)
   if not waveform.size:
-    raise AudioError(name, 'has no samples', 'less than one at 16 kHz')
+    raise AudioError(name, 'has no samples', kind)
   if conversions is not None:
     conversions.update(steps)
   return waveform
@@ -245,27 +242,8 @@ def _decode(
   try:
     with quiet(), _ForwardFile(file) as f:
       start, stop = _bounds(name, f, start_sec, duration_sec)
-      is_known = stop != _UNKNOWN_FRAMES
-      max_frames = _max_frames(f, max_sec)
-      # One more shows that a file of unknown length is too long.
-      frames = stop - start if is_known else max_frames + 1
-      if is_known and frames > max_frames:
-        raise AudioError(name, 'is too long', f'{frames:,} samples')
-      # float64 holds every integer format exactly.
-      dtype = 'int16' if f.subtype in _EXACT_SUBTYPES else 'float64'
-      if soundfile.SoundFile.seekable(f):
-        f.seek(start)
-      # A file without seeking is decoded from its beginning.
-      elif start:
-        _read_frames(f, start, dtype=dtype)
-      samples = _read_frames(f, frames, dtype=dtype)
-      if not is_known:
-        if len(samples) > max_frames:
-          raise AudioError(
-              name, 'is too long', f'more than {max_frames:,} samples'
-          )
-      # Without a stated length the decoded length cannot be checked.
-      elif f.subtype.startswith('MPEG') and not _has_mp3_length(file):
+      samples = _read_part(name, f, start, stop, max_sec=max_sec)
+      if f.subtype.startswith('MPEG') and not _has_mp3_length(file):
         # libsndfile has guessed the length from the first frame.
         if stop == f.frames and (
             isinstance(file, str) or _num_unread(file) > _MP3_FRAME_BYTES
@@ -273,9 +251,10 @@ def _decode(
           raise soundfile.SoundFileRuntimeError(
               'MP3 of varying bit rate without its length'
           )
-      else:
+      # Without a stated length the decoded length cannot be checked.
+      elif stop != _UNKNOWN_FRAMES:
         _check_length(
-            name, f, header=header, num_read=len(samples), expected=frames
+            name, f, header=header, num_read=len(samples), expected=stop - start
         )
       return samples, f.samplerate, f'{f.format} {f.subtype}'
   except (AudioError, soundfile.SoundFileError):
@@ -284,6 +263,28 @@ def _decode(
     # Any other error of a decoder is about this file, too.
     detail = ' '.join(str(e).split()) or type(e).__name__
     raise AudioError(name, 'is not readable audio', detail) from e
+
+
+def _read_part(
+    name: str, f: soundfile.SoundFile, start: int, stop: int, *, max_sec: float
+) -> np.ndarray:
+  """Frames from start to stop, int16 or float64 [N, channels]."""
+  # float64 holds every integer format exactly.
+  dtype = 'int16' if f.subtype in _EXACT_SUBTYPES else 'float64'
+  max_frames = _max_frames(f, max_sec)
+  # A header may claim any length: refused before memory is reserved for it.
+  if stop != _UNKNOWN_FRAMES and stop - start > max_frames:
+    raise AudioError(name, 'is too long', f'{stop - start:,} samples')
+  if soundfile.SoundFile.seekable(f):
+    f.seek(start)
+  # A file without seeking is decoded from its beginning.
+  elif start:
+    _read_frames(f, start, dtype=dtype)
+  # One more shows that a file of unknown length is too long.
+  samples = _read_frames(f, min(stop - start, max_frames + 1), dtype=dtype)
+  if len(samples) > max_frames:
+    raise AudioError(name, 'is too long', f'more than {max_frames:,} samples')
+  return samples
 
 
 def _max_frames(f: soundfile.SoundFile, max_sec: float) -> int:

@@ -8,6 +8,7 @@ that it evaluates, and the corpus works without it.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import hashlib
 import json
 import os
@@ -25,21 +26,18 @@ Attributes = Mapping[str, Mapping[str, frozenset[str]]]
 in the order of their columns."""
 
 
-def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
+def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
   """Writes speakers.tsv of a corpus, or removes it.
 
-  Shards and index files are not changed, so the corpus may be in use. Nothing
-  is written if the file is up to date. A corpus may state an attribute several
-  times for a speaker (Common Voice with every clip), or never. If the values
-  differ, the attribute is left empty and counted as contradictory.
+  Shards and index files are not changed, so the corpus may be in use. A corpus
+  may state an attribute several times for a speaker (Common Voice with every
+  clip), or never. If the values differ, the attribute is left empty and counted
+  as contradictory.
 
   Args:
     folder: A corpus folder.
     attributes: The values that the corpus states; may include speakers of other
       splits. If empty, the file is removed.
-
-  Returns:
-    Whether anything was changed.
 
   Raises:
     ValueError: As `index.read`, or if a value contains a control character.
@@ -56,9 +54,6 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
         name: _count(stated, clients.client_ids)
         for name, stated in attributes.items()
     }
-  found = _read(path)
-  if (content, named, origin) == (found, corpus.files, corpus.origin):
-    return False
   # After a crash corpus.json may lack the new file's checksum: `read` then
   # ignores or reports the file. There is never a checksum without a file.
   if content is not None:
@@ -68,9 +63,9 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
     stored = json.load(f)
   summaries.write(corpus_file, stored | dict(files=named, origin=origin))
   # Last: corpus.json no longer names the file.
-  if content is None and found is not None:
-    os.remove(path)
-  return True
+  if content is None:
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(path)
 
 
 def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
@@ -84,25 +79,18 @@ def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
     ValueError: If the file is damaged or of another corpus.
   """
   path = os.path.join(corpus.path, SPEAKERS_FILE)
-  content = _read(path)
-  if content is None or SPEAKERS_FILE not in corpus.files:
+  if SPEAKERS_FILE not in corpus.files or not os.path.exists(path):
     return {}
+  content = files.read(path)
   index.check_sha256(corpus, SPEAKERS_FILE, content)
-  try:
-    header, *lines = content.decode().rstrip('\n').split('\n')
-    first, *names = header.split('\t')
-    if first != _FIRST_COLUMN or not names:
-      raise ValueError('unknown columns')
-    found = {}
-    for line in lines:
-      client_id, *values = line.split('\t')
-      known = {n: v for n, v in zip(names, values, strict=True) if v}
-      if known:
-        found[client_id] = known
-  except ValueError as e:
-    raise ValueError(
-        f'{path} is damaged ({e}); write the corpus again.'
-    ) from e
+  header, *lines = content.decode().rstrip('\n').split('\n')
+  _, *names = header.split('\t')
+  found = {}
+  for line in lines:
+    client_id, *values = line.split('\t')
+    known = {n: v for n, v in zip(names, values, strict=True) if v}
+    if known:
+      found[client_id] = known
   return found
 
 
@@ -135,11 +123,3 @@ def _to_tsv(client_ids: Sequence[str], attributes: Attributes) -> bytes:
       values.append(value)
     lines.append('\t'.join([client_id, *values]))
   return ('\n'.join(lines) + '\n').encode()
-
-
-def _read(path: str) -> bytes | None:
-  """A file's content; None without the file."""
-  if not os.path.exists(path):
-    return None
-  with open(path, 'rb') as f:
-    return f.read()

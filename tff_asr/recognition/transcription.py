@@ -1,11 +1,10 @@
 """Transcribes audio files and folders to text, JSON or SRT subtitles."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import json
 import os
-from typing import NamedTuple, Optional
+from typing import Optional
 
-from absl import logging
 import numpy as np
 
 from tff_asr import checks
@@ -16,31 +15,17 @@ from tff_asr.recognition import recognizer as recognizer_lib
 
 FORMATS = ('text', 'json', 'srt')
 
-# A file in a folder that has one of these and cannot be read is an error.
+# Files of folders that are read; other files, such as transcripts, are not.
 _SUFFIXES = (
-    '.aac', '.aif', '.aiff', '.amr', '.au', '.caf', '.flac', '.gsm', '.m4a',
-    '.mp3', '.oga', '.ogg', '.opus', '.snd', '.sph', '.w64', '.wav', '.webm',
-    '.wma',
+    '.3gp', '.aac', '.ac3', '.aif', '.aifc', '.aiff', '.amr', '.au', '.caf',
+    '.flac', '.gsm', '.m4a', '.mkv', '.mov', '.mp3', '.mp4', '.oga', '.ogg',
+    '.opus', '.rf64', '.snd', '.sph', '.w64', '.wav', '.webm', '.wma',
 )
 _ENDINGS = {'text': '.txt', 'json': '.json', 'srt': '.srt'}
 # A subtitle ends at a pause, or before it is too long to read.
 _PAUSE_SEC = 0.8
 _MAX_CUE_SEC = 6.0
 _MAX_CUE_CHARACTERS = 80
-
-
-class Source(NamedTuple):
-  """A file to transcribe.
-
-  Attributes:
-    path: Its path.
-    stem: Its path without ending, relative to the folder given.
-    is_given: Whether the file was given, and not its folder.
-  """
-
-  path: str
-  stem: str
-  is_given: bool
 
 
 def transcribe(
@@ -53,8 +38,7 @@ def transcribe(
   """Transcribes audio files.
 
   Args:
-    paths: Files, and folders of audio files, which are recognised by content
-      (`data.audio`); a warning names the others.
+    paths: Files, and folders, in which files with an ending of audio are read.
     recognizer: The model.
     output_format: 'text' (for several files one line each: path, tab and text),
       'json' (a list of objects: file, seconds, text, and words with start_sec
@@ -71,38 +55,33 @@ def transcribe(
     UnreadableError: Files could not be read; all others are transcribed.
   """
   checks.one_of(FORMATS, output_format=output_format)
-  sources = find(paths)
+  stems = find(paths)
   if output_dir is not None:
     checks.output_folders(output_dir=output_dir)
-    _check_stems(sources)
-  elif output_format == 'srt' and len(sources) > 1:
+    _check_stems(stems)
+  elif output_format == 'srt' and len(stems) > 1:
     raise ValueError(
-        f'{len(sources)} files need one SRT each: give an --output_dir.'
+        f'{len(stems)} files need one SRT each: give an --output_dir.'
     )
   # Collected: one unreadable file must not stop the others.
-  errors, others = [], []
-  stems = {source.path: source.stem for source in sources}
-  done = []
+  errors, done = [], []
   with progress_lib.Progress(
-      description='transcribe', total=len(sources), unit='file'
+      description='transcribe', total=len(stems), unit='file'
   ) as progress:
-    for recognition in recognizer(_waveforms(sources, errors, others)):
+    for recognition in recognizer(_waveforms(stems, errors)):
       progress.update()
       if output_dir is None:
         done.append(recognition)
-      else:
-        path = os.path.join(
-            output_dir, stems[recognition.name] + _ENDINGS[output_format]
-        )
-        # The subfolders of the recordings are repeated in output_dir.
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        files.write_text(
-            path, render([recognition], output_format=output_format)
-        )
-  _report_others(others, num_files=len(sources))
+        continue
+      path = os.path.join(
+          output_dir, stems[recognition.name] + _ENDINGS[output_format]
+      )
+      # The subfolders of the recordings are repeated in output_dir.
+      os.makedirs(os.path.dirname(path), exist_ok=True)
+      files.write_text(path, render([recognition], output_format=output_format))
   text = None
   if output_dir is None and (done or not errors):
-    text = render(done, output_format=output_format, named=len(sources) > 1)
+    text = render(done, output_format=output_format, named=len(stems) > 1)
   if errors:
     raise UnreadableError(text, errors)
   return text
@@ -120,47 +99,41 @@ class UnreadableError(checks.Problems):
     self.text = text
 
 
-def find(paths: Sequence[str]) -> list[Source]:
-  """Lists files, and the files in folders, sorted within each folder.
+def find(paths: Sequence[str]) -> dict[str, str]:
+  """Lists files, and the audio files in folders, sorted within each folder.
 
   Hidden files in folders are left out.
 
+  Returns:
+    By path, the file's path without ending, relative to the folder given.
+
   Raises:
-    ValueError: A path is missing, a folder is empty, or a file is found twice.
+    ValueError: A path is missing, a folder contains no audio file, or a file is
+      found twice.
   """
   errors, found = [], {}
   for path in paths:
     if os.path.isdir(path):
+      folder = path
       inside = sorted(
-          os.path.join(folder, name)
-          for folder, _, names in os.walk(path)
+          os.path.join(parent, name)
+          for parent, _, names in os.walk(path)
           for name in names
-          if not name.startswith('.')
+          if name.lower().endswith(_SUFFIXES) and not name.startswith('.')
       )
-      sources = [
-          Source(each, _stem(os.path.relpath(each, path)), False)
-          for each in inside
-      ]
-      if not sources:
-        errors.append(ValueError(f'{path} contains no file.'))
-    elif os.path.exists(path):
-      stem = os.path.splitext(os.path.basename(path))[0]
-      sources = [Source(path, stem, True)]
+      if not inside:
+        errors.append(ValueError(f'{path} contains no audio file.'))
     else:
-      sources = []
-      errors.append(ValueError(f'{path} does not exist.'))
-    for source in sources:
+      folder, inside = os.path.dirname(path), [path]
+      if not os.path.exists(path):
+        errors.append(ValueError(f'{path} does not exist.'))
+    for each in inside:
       # A folder may be given together with a file in it.
-      if found.setdefault(source.path, source) is not source:
-        errors.append(ValueError(f'{source.path} is given more than once.'))
+      if each in found:
+        errors.append(ValueError(f'{each} is given more than once.'))
+      found[each] = os.path.splitext(os.path.relpath(each, folder or '.'))[0]
   checks.raise_errors(errors)
-  return list(found.values())
-
-
-def _stem(name: str) -> str:
-  """Removes the ending of an audio file; other files keep theirs."""
-  stem, ending = os.path.splitext(name)
-  return stem if ending.lower() in _SUFFIXES else name
+  return found
 
 
 def render(
@@ -205,49 +178,25 @@ def render(
 
 
 def _waveforms(
-    sources: Sequence[Source], errors: list[Exception], others: list[str]
+    paths: Iterable[str], errors: list[Exception]
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields names and waveforms of the files that can be read.
-
-  Args:
-    sources: All files.
-    errors: Receives the errors of files that were given, or are named as audio.
-    others: Receives the paths of other files, which contain no audio.
-  """
-  for source in sources:
+  """Yields names and waveforms; `errors` receives those of other files."""
+  for path in paths:
     try:
-      yield source.path, audio.read(source.path)
+      yield path, audio.read(path)
     except audio.AudioError as e:
-      # A file that the user names, or that claims to be audio, must not be
-      # skipped in silence.
-      if source.is_given or source.path.lower().endswith(_SUFFIXES):
-        errors.append(e)
-      else:
-        others.append(source.path)
+      errors.append(e)
 
 
-def _report_others(paths: Sequence[str], *, num_files: int) -> None:
-  """Warns of files without audio; ValueError if there are no other files."""
-  if not paths:
-    return
-  shown = ', '.join(paths[:5]) + (', ...' if len(paths) > 5 else '')
-  if len(paths) == num_files:
-    raise ValueError(f'No audio in {shown}.')
-  logging.warning(
-      'Left out %d of %d files in folders, which contain no audio: %s.',
-      len(paths), num_files, shown,
-  )
-
-
-def _check_stems(sources: Sequence[Source]) -> None:
+def _check_stems(stems: Mapping[str, str]) -> None:
   """Raises ValueError if two files would be written to one transcript."""
   by_stem = {}
-  for source in sources:
-    other = by_stem.setdefault(source.stem, source)
-    if other is not source:
+  for path, stem in stems.items():
+    other = by_stem.setdefault(stem, path)
+    if other != path:
       raise ValueError(
-          f'{other.path} and {source.path} would both be written as '
-          f'{source.stem}: give them in separate calls.'
+          f'{other} and {path} would both be written as {stem}: give them in '
+          'separate calls.'
       )
 
 

@@ -194,26 +194,20 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       privacy=privacy,
       privacy_report=_text(os.path.join(path, run_dir.PRIVACY_REPORT)),
       evaluation=evaluated,
-      speakers=_speakers(evaluated, os.path.join(path, evaluation)),
+      speakers=_speakers(evaluated),
   )
 
 
 def _speakers(
-    evaluation: Optional[Evaluation], path: str
+    evaluation: Optional[Evaluation],
 ) -> dict[str, word_errors.WordErrors]:
   """Returns the word errors of an evaluation's speakers, sorted by name."""
   if evaluation is None:
     return {}
-  try:
-    speakers = {
-        name: word_errors.WordErrors(**counts)
-        for name, counts in sorted(evaluation['speakers'].items())
-    }
-    if not word_errors.total(speakers.values()).words > 0:
-      raise ValueError('no words')
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
-    raise ValueError(f'{path} is damaged ({e}): evaluate the run again.') from e
-  return speakers
+  return {
+      name: word_errors.WordErrors(**counts)
+      for name, counts in sorted(evaluation['speakers'].items())
+  }
 
 
 def _names(paths: Sequence[str]) -> list[str]:
