@@ -107,7 +107,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     # What is done with a trained model: transcribing, exporting.
     {
         'recognition': (
-            'absl',
             'numpy',
             'pyctcdecode',
             'tensorflow',
