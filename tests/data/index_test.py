@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pathlib
@@ -154,6 +155,25 @@ class IndexTest(cases.TestCase):
     os.remove(path)
     with self.assertRaisesRegex(ValueError, f'{name} is missing'):
       index.read(self.root)
+
+  def test_made_up_clients_are_checked_as_those_that_are_written(self):
+    self.write(_clients(3))
+    content = pathlib.Path(self.path(index.CLIENTS_FILE)).read_bytes()
+    for old, new, message in (
+        (b'\t0\t', b'\t1\t', 'client speaker 0 ü is in shard 1'),
+        (b'speaker 1', b'speaker 0', 'occurs twice'),
+    ):
+      self.make_up(index.CLIENTS_FILE, content.replace(old, new, 1))
+      with self.assertRaisesRegex(ValueError, message):
+        index.read(self.root)
+
+  def make_up(self, name: str, content: bytes) -> None:
+    """Puts an index file in the place of another, with its checksum."""
+    pathlib.Path(self.path(name)).write_bytes(content)
+    path = pathlib.Path(self.path(index.CORPUS_FILE))
+    corpus = json.loads(path.read_text())
+    corpus['files'][name] = hashlib.sha256(content).hexdigest()
+    path.write_text(json.dumps(corpus))
 
   @parameterized.parameters(0, 1, 2)
   def test_truncated_or_missing_shard(self, number):

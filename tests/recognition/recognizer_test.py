@@ -110,12 +110,13 @@ class RecognizerTest(parameterized.TestCase):
         (text or 'none', _tones(text) if text else np.zeros(1, np.int16))
         for text in texts
     ]
-    told = []
-    found = list(recognizer(waveforms, progress=told.append))
+    found = list(recognizer(waveforms))
     self.assertEqual([each.name for each in found], [n for n, _ in waveforms])
     self.assertEqual([each.text for each in found], texts)
-    # In seconds of audio.
-    self.assertEqual(told, [len(waveform) / 16000 for _, waveform in waveforms])
+    self.assertEqual(
+        [each.seconds for each in found],
+        [len(waveform) / 16000 for _, waveform in waveforms],
+    )
 
   @parameterized.parameters(1.0, 3.14)
   def test_windows_neither_cut_nor_double(self, window_sec):

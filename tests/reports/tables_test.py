@@ -74,8 +74,6 @@ class TablesTest(cases.TestCase):
             'rounds or steps': '5',
             'dev loss': '4.250',
             'masked accuracy %': '12.5 (most frequent 5.0)',
-            'labels predicted': '7.5 of 80.0',
-            'trained parameters': '1,234',
             's a round or step': '3.00',
             'seconds': '1',
         },

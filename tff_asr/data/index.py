@@ -184,9 +184,13 @@ def read(folder: str | os.PathLike[str]) -> Index:
   """
   path = os.path.abspath(os.fspath(folder))
   corpus = _read_corpus_file(path)
-  # `write` has checked what these contain, and their checksums are equal.
   clients = _parse_clients(_read_file(corpus, CLIENTS_FILE))
   offsets = np.frombuffer(_read_file(corpus, OFFSETS_FILE), _OFFSET_DTYPE)
+  # Also of a corpus that another program wrote: a client that is listed twice
+  # would be drawn twice as often as it is charged.
+  _check_clients(
+      clients, num_records=len(offsets), num_shards=len(corpus.shards)
+  )
   # By size only: their checksums would take as long as an epoch. A damaged
   # record is found when it is read.
   for shard in corpus.shards:

@@ -14,6 +14,7 @@ Files of an export:
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -218,50 +219,41 @@ def export(
       num_utterances=num_utterances,
       max_samples=recognizer.window_samples,
   )
-  tokens = recognizer.pipeline.tokenizer.tokens
+  tokenizer = recognizer.pipeline.tokenizer
   expected = [
       recognition.text
       for recognition in recognizer((u.name, u.waveform) for u in utterances)
   ]
+  check = functools.partial(_check, expected=expected, utterances=utterances)
   os.makedirs(output_dir, exist_ok=True)
   exported = ExportedRecognizer(
       model=recognizer.model,
       weights=recognizer.weights,
-      tokens=tokens,
+      tokens=tokenizer.tokens,
   )
-  saved_path = os.path.join(output_dir, SAVED_MODEL)
+  path = os.path.join(output_dir, SAVED_MODEL)
   tf.saved_model.save(
-      exported, saved_path, signatures={'serving_default': exported.transcribe}
+      exported, path, signatures={'serving_default': exported.transcribe}
   )
-  saved = _check(
-      saved_path,
-      texts=saved_model_texts(saved_path, utterances),
-      expected=expected,
-      utterances=utterances,
-  )
+  saved = check(path, saved_model_texts(path, utterances))
   if saved.num_utterances - saved.num_same > (
       _MAX_DIFFERENT * saved.num_utterances
   ):
     raise ValueError(
-        f'{saved_path} has the same transcript as the checkpoint in only '
+        f'{path} has the same transcript as the checkpoint in only '
         f'{saved.num_same} of {saved.num_utterances} utterances.'
     )
   # The TFLite model may differ more, because its weights are rounded to
   # float16. So its differences are reported only.
-  lite_path = os.path.join(output_dir, TFLITE)
-  files.write(lite_path, _convert(exported))
-  lite = _check(
-      lite_path,
-      texts=[
-          recognizer.pipeline.tokenizer.decode(ids).strip()
-          for ids in tflite_tokens(lite_path, utterances)
-      ],
-      expected=expected,
-      utterances=utterances,
-  )
+  path = os.path.join(output_dir, TFLITE)
+  files.write(path, _convert(exported))
+  texts = [
+      tokenizer.decode(ids).strip() for ids in tflite_tokens(path, utterances)
+  ]
+  lite = check(path, texts)
   files.write_text(
       os.path.join(output_dir, TOKENS),
-      json.dumps(tokens, ensure_ascii=False) + '\n',
+      json.dumps(tokenizer.tokens, ensure_ascii=False) + '\n',
   )
   return [saved, lite]
 
@@ -333,10 +325,9 @@ def _read_utterances(
     max_samples: int,
 ) -> list[Utterance]:
   """Reads the first utterances that are not too long; ValueError for none."""
+  # An export decodes whole what the recognizer would decode in windows.
   short = (
-      utterance
-      for utterance in _utterances(client_data)
-      if len(utterance.waveform) <= max_samples
+      u for u in _utterances(client_data) if len(u.waveform) <= max_samples
   )
   utterances = list(itertools.islice(short, num_utterances))
   if not utterances:
@@ -364,8 +355,8 @@ def _utterances(
 
 def _check(
     path: str,
-    *,
     texts: Sequence[str],
+    *,
     expected: Sequence[str],
     utterances: Sequence[Utterance],
 ) -> Check:

@@ -123,23 +123,18 @@ class Recognizer:
     self._compute = compute
 
   def __call__(
-      self,
-      waveforms: Iterable[tuple[str, np.ndarray]],
-      *,
-      progress: Optional[Callable[[float], None]] = None,
+      self, waveforms: Iterable[tuple[str, np.ndarray]]
   ) -> Iterator[Recognition]:
     """Transcribes waveforms; yields the transcripts in order.
 
     Args:
       waveforms: Names, and int16 [N], 16 kHz mono; read lazily.
-      progress: Called with the seconds of audio just decoded.
     """
     for name, num_samples, logits in self.logits(waveforms):
-      seconds = num_samples / schema.SAMPLE_RATE_HZ
-      if progress is not None:
-        progress(seconds)
       text, words = self._read(logits)
-      yield Recognition(name, seconds, text, words)
+      yield Recognition(
+          name, num_samples / schema.SAMPLE_RATE_HZ, text, words
+      )
 
   def logits(
       self, waveforms: Iterable[tuple[str, np.ndarray]]

@@ -184,14 +184,6 @@ class _Refused(Exception):
     self.status = status
 
 
-def _split(url: str) -> parse.SplitResult:
-  """The parts of a request's URL."""
-  try:
-    return parse.urlsplit(url)
-  except ValueError as e:
-    raise _Refused(http.HTTPStatus.BAD_REQUEST, 'Malformed URL.') from e
-
-
 class _Handler(http.server.BaseHTTPRequestHandler):
   """Answers one request of the page."""
 
@@ -214,7 +206,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     try:
       host = self.headers.get('Host', '')
       # With any port: it may be forwarded from another computer.
-      if _split(f'//{host}').hostname not in (HOST, 'localhost'):
+      if parse.urlsplit(f'//{host}').hostname not in (HOST, 'localhost'):
         raise _Refused(http.HTTPStatus.FORBIDDEN, 'Unknown host.')
       if self.command == 'POST' and (
           self.headers.get('Origin') != f'http://{host}'
@@ -223,13 +215,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             http.HTTPStatus.FORBIDDEN,
             'Requests must come from the page itself.',
         )
-      path = _split(self.path).path
+      path = parse.urlsplit(self.path).path
       if path not in answers:
         raise _Refused(http.HTTPStatus.NOT_FOUND, 'Not found.')
       answers[path]()
     except _Refused as e:
       self._send_json({'error': str(e)}, status=e.status)
-    except audio.AudioError as e:
+    except ValueError as e:  # A malformed URL, or a file that is not audio.
       self._send_json({'error': str(e)}, status=http.HTTPStatus.BAD_REQUEST)
     except (ConnectionError, TimeoutError):
       pass  # The page was closed.
@@ -262,7 +254,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     recording = self.rfile.read(int(size))
     if len(recording) < int(size):
       raise _Refused(http.HTTPStatus.BAD_REQUEST, 'The file was cut off.')
-    query = dict(parse.parse_qsl(_split(self.path).query))
+    query = dict(parse.parse_qsl(parse.urlsplit(self.path).query))
     self._send_json(
         self.server.transcribe(
             recording, reference=query.get('reference', '')
@@ -270,10 +262,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     )
 
   def _send_json(
-      self,
-      value: Mapping[str, object],
-      *,
-      status: http.HTTPStatus = http.HTTPStatus.OK,
+      self, value: Mapping[str, object], *, status: int = http.HTTPStatus.OK
   ) -> None:
     self._send(json.dumps(value), kind='application/json', status=status)
 

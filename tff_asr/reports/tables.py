@@ -318,15 +318,6 @@ def _masked_accuracy(row: Row) -> str:
   return f'{percent(accuracy)} (most frequent {percent(other)})'
 
 
-def _labels_predicted(row: Row) -> str:
-  """Perplexity of the labels that pre-training predicts."""
-  predicted = row.last('dev_prediction_perplexity')
-  known = row.last('dev_label_perplexity')
-  if predicted is None or known is None:
-    return ''
-  return f'{predicted:.1f} of {known:.1f}'
-
-
 def _step_seconds(row: Row) -> str:
   """Median seconds of the first run, without step 1 and evaluations."""
   by_step = row.first.metric('seconds')
@@ -366,8 +357,6 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'dev WER %': lambda row: percent(row.last('dev_word_error_rate')),
     'dev loss': lambda row: _show(row.last('dev_loss'), '.3f'),
     'masked accuracy %': _masked_accuracy,
-    'labels predicted': _labels_predicted,
-    'trained parameters': lambda row: number(row.result('trained_parameters')),
     'epsilon': epsilon,
     'private': _private,
     'cohort of population': _cohort,
