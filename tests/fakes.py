@@ -215,25 +215,33 @@ def pld_once() -> contextlib.AbstractContextManager[Any]:
 
 
 def charged_round(
-    round_num: int = 0, *, key: int = 0, configuration: str = '', **changes: Any
+    round_num: int = 0,
+    *,
+    key: int = 0,
+    configuration: str = '',
+    result: str = '',
+    **cost: Any,
 ) -> ledger_lib.Round:
   """A round as a ledger charges it; another one for each number and key."""
-  return ledger_lib.Round(**{
-      'round_num': round_num,
-      'sampling': accounting.Sampling(
-          kind='poisson', cohort_size=10, population=1000
-      ),
-      'noise_multipliers': (1.0,),
-      'configuration': configuration,
-      'identity': ledger_lib.round_identity(
+  return ledger_lib.Round(
+      round_num=round_num,
+      cost=accounting.RoundGroup(**{
+          'sampling': accounting.Sampling(
+              kind='poisson', cohort_size=10, population=1000
+          ),
+          'noise_multiplier': 1.0,
+          **cost,
+      }),
+      configuration=configuration,
+      identity=ledger_lib.round_identity(
           noise_key=keys.from_seed(key),
           noise_counter=round_num,
           sampler_key=keys.from_seed(1),
           round_num=round_num,
           configuration=configuration,
       ),
-      **changes,
-  })
+      result=result,
+  )
 
 
 def set_noise_key(

@@ -73,15 +73,15 @@ class ComputeEpsilonTest(cases.TestCase):
     with ledger.create(str(path)) as opened:
       opened.append(fakes.charged_round())
     header, line = map(json.loads, path.read_bytes().splitlines())
-    event = line['event']
+    cost = line['cost']
     for changes, name in (
-        (dict(noise_multipliers=[1e200]), 'noise_multiplier'),
+        (dict(noise_multiplier=1e200), 'noise_multiplier'),
         (dict(sampler_epsilon=1e200), 'sampler_epsilon'),
-        (dict(sampling=event['sampling'] | dict(population=10**400)),
+        (dict(sampling=cost['sampling'] | dict(population=10**400)),
          'population'),
     ):
       path.write_bytes(
-          fakes.sealed_ledger([header, line | dict(event=event | changes)])
+          fakes.sealed_ledger([header, line | dict(cost=cost | changes)])
       )
       self.check_error(f'{name} must be between', f'--run={self.root}')
     plan = ('--cohort_size=10', '--population=1000')
@@ -91,7 +91,7 @@ class ComputeEpsilonTest(cases.TestCase):
                      '--noise_multiplier=1', f'--rounds={10**400}', *plan)
     # What is taken has an epsilon, however small.
     path.write_bytes(fakes.sealed_ledger([header, line | dict(
-        event=event | dict(noise_multipliers=[1e99], sampler_epsilon=5e-324)
+        cost=cost | dict(noise_multiplier=1e99, sampler_epsilon=5e-324)
     )]))
     found = self.fields(f'--run={self.root}', '--delta=5e-324')
     self.assertTrue(found['private'])

@@ -274,24 +274,6 @@ class ComposeTest(parameterized.TestCase):
           at_order(accounting.compose(order), 8.0) - of_delta, expected
       )
 
-  def test_gaussians_of_one_round_combine_as_their_events_do(self):
-    # (3^-2 + 4^-2)^-1/2 = 12 / 5.
-    for given, expected in (
-        ([3.0, 4.0], 2.4), ([4.0, 3.0], 2.4), ([3.0], 3.0), ([3.0, 0.0], 0.0),
-        ([1e-200, 1e-200], 1e-200 / math.sqrt(2)),
-    ):
-      combined = accounting.combine_gaussians(given)
-      self.assertAlmostEqual(combined, expected, delta=1e-9 * expected)
-    gaussians = [dp_accounting.GaussianDpEvent(z) for z in (2.4, 3.0, 4.0)]
-    self.assertAlmostEqual(
-        accounting.epsilon(gaussians[0], delta=1e-5),
-        accounting.epsilon(
-            dp_accounting.ComposedDpEvent(gaussians[1:]), delta=1e-5
-        ),
-    )
-    with self.assertRaisesRegex(ValueError, 'noise_multipliers'):
-      accounting.combine_gaussians([])
-
   def test_each_mechanism_is_a_separate_group(self):
     # Twice the same is two Gaussians, not one of twice the rounds.
     group = _group('min_sep', 3, 12, 4.0, 6)

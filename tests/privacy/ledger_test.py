@@ -14,7 +14,6 @@ import numpy as np
 
 from tests import cases
 from tests import fakes
-from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
@@ -64,16 +63,15 @@ class _LedgerTestCase(cases.TestCase):
 class FileTest(_LedgerTestCase):
 
   def test_file_is_as_documented_and_read_back(self):
-    noises = [(1.0,), (3.0, 4.0), (1.0,)]
     *_, head = self.write(
-        [_round(i, noise_multipliers=noise) for i, noise in enumerate(noises)],
+        [_round(i, noise_multiplier=z) for i, z in enumerate([1.0, 2.4, 1.0])],
         privacy_unit='device',
     )
     header, *lines = map(json.loads, self.lines())
     self.assertCountEqual(
         header,
         ['kind', 'format_version', 'run_id', 'privacy_unit', 'invalidations',
-         'inherited', 'parents', 'previous', 'hash'],
+         'inherited', 'previous', 'hash'],
     )
     self.assertEqual(
         [line['previous'] for line in lines],
@@ -84,10 +82,10 @@ class FileTest(_LedgerTestCase):
     self.assertEqual(
         {n: v for n, v in lines[1].items() if n not in ('previous', 'hash')},
         {
-            'kind': 'round', 'index': 1, 'privacy_unit': 'device',
+            'kind': 'round', 'privacy_unit': 'device',
             'round_num': 1, 'configuration': '',
-            'event': {
-                'sampling': sampling, 'noise_multipliers': [3.0, 4.0],
+            'cost': {
+                'sampling': sampling, 'noise_multiplier': 2.4, 'count': 1,
                 'sampler_epsilon': 0.0,
             },
             'identity': _round(1).identity, 'result': '',
@@ -104,7 +102,6 @@ class FileTest(_LedgerTestCase):
         noise_multiplier=noise,
         count=count,
     )
-    # 3 and 4 together cost as one of 2.4.
     self.assertEqual(contents.rounds, [group(1.0, 2), group(2.4, 1)])
 
   def test_groups_keep_what_differs_in_any_order(self):
@@ -113,7 +110,7 @@ class FileTest(_LedgerTestCase):
     )
     kinds = [
         dict(),
-        dict(noise_multipliers=(2.0,)),
+        dict(noise_multiplier=2.0),
         dict(sampling=sampling(20, 1000)),
         dict(sampling=sampling(10, 500)),
         dict(sampler_epsilon=1e-9),
@@ -136,24 +133,16 @@ class FileTest(_LedgerTestCase):
     sizes = []
     synced = lambda descriptor: sizes.append(os.fstat(descriptor).st_size)
     with ledger.create(self.path) as opened:
-      before = self.lines()
-      with mock.patch.object(os, 'fsync', side_effect=OSError('full')):
+      with mock.patch.object(os, 'write', side_effect=OSError('full')):
         with self.assertRaisesRegex(OSError, 'full'):
           opened.append(_round(0))
-      self.assertEqual(self.lines(), before)
       self.assertEqual((opened.head.count, _count(opened.contents)), (0, 0))
       with mock.patch.object(os, 'fsync', synced):
         self.assertTrue(opened.append(_round(0)))
       self.assertEqual(sizes, [os.path.getsize(self.path)])
     self.assertEqual(_count(ledger.read(self.path)), 1)
 
-  def test_a_ledger_in_use_and_another_file_are_left_alone(self):
-    with ledger.create(self.path) as opened:
-      for look in (
-          lambda: ledger.resume(self.path, head=opened.head),
-          lambda: ledger.create(self.path),
-      ):
-        self.check_refused('in use', look)
+  def test_another_file_is_left_alone(self):
     self.overwrite([b'my only copy'])
     self.check_refused(
         'not a privacy ledger', lambda: ledger.create(self.path)
@@ -186,13 +175,17 @@ class NoteTest(_LedgerTestCase):
       opened.note('copied')
       opened.append(_round(0))
       opened.append(_round(1))
+      opened.note('exact_metrics')
+      # One of a kind is enough.
       opened.note('copied')
       opened.append(_round(2))
       head = opened.head
       self.assertEqual(head.count, 5)
       with self.assertRaisesRegex(ValueError, 'what must be one of'):
         opened.note('else')
-    expected = (ledger.Note('copied', 0), ledger.Note('copied', 2))
+    expected = (
+        ledger.Note('copied', 0), ledger.Note('exact_metrics', 2)
+    )
     contents = ledger.read(self.path, head=head)
     self.assertEqual((_count(contents), contents.notes), (3, expected))
     lines = self.lines()
@@ -283,7 +276,7 @@ class CrashTest(_LedgerTestCase):
       )
       for change in (
           dict(result='b' * 64),
-          dict(noise_multipliers=(0.5,)),
+          dict(noise_multiplier=0.5),
           dict(sampling=grown),
       ):
         with self.assertRaisesRegex(ledger.NoiseReuseError, 'new noise key'):
@@ -331,11 +324,6 @@ class ParentTest(_LedgerTestCase):
     contents = ledger.read(third[0], head=third[1])
     self.assertEqual((_count(contents), contents.inherited), (6, 4))
     self.assertEqual(contents.invalidations, ('a key', 'a dev set'))
-    header = json.loads(self.lines(third[0])[0])
-    self.assertEqual(
-        header['parents'],
-        [ledger.read(path).run_id for path, _ in (first, second)],
-    )
     inherited = ledger.read_inherited(third, privacy_unit='speaker')
     self.assertEqual(inherited.charges.rounds, contents.rounds)
     nothing = ledger.read_inherited(None, privacy_unit='speaker')
@@ -389,12 +377,9 @@ class ParentTest(_LedgerTestCase):
     self.check_refused('is missing', create)
     self.assertFalse(os.path.exists(self.path))
 
-  @parameterized.parameters(0, None)
-  def test_only_a_ledger_without_rounds_of_its_own_is_replaced(self, size):
+  def test_only_a_ledger_without_rounds_of_its_own_is_replaced(self):
     for parent in (None, self.run_of('parent', num_rounds=2)):
       first = self.write(0, parent=parent)
-      if size is not None:
-        os.truncate(self.path, size)
       self.assertNotEqual(first, self.write(0, parent=parent))
       self.write(1, key=7, parent=parent)
       lines = self.lines()
@@ -434,23 +419,6 @@ class ParentTest(_LedgerTestCase):
         os._exit(0)
     _, status = os.waitpid(process_id, 0)
     self.assertTrue(os.WIFSIGNALED(status), size)
-
-  def test_two_that_begin_one_ledger_do_not_share_it(self):
-    # The other one opens the file before this one replaces it.
-    self.write(0)
-    lock, begun = files.try_lock, []
-
-    def begin_first(descriptor):
-      with mock.patch.object(files, 'try_lock', lock):
-        if not begun:
-          begun.append(ledger.create(self.path))
-      return lock(descriptor)
-
-    with mock.patch.object(files, 'try_lock', begin_first):
-      self.check_refused('in use', lambda: ledger.create(self.path))
-    with begun[0] as opened:
-      opened.append(_round(0))
-    self.assertEqual(_count(ledger.read(self.path)), 1)
 
 
 _BLT = strategies.Toeplitz(output_scale=(2**29,), buf_decay=(2**29,))
@@ -581,18 +549,10 @@ class TamperingTest(_LedgerTestCase):
       ),
       ('run', 0, dict(run_id='another'), 'another run'),
       ('version', 0, dict(format_version=1), 'format version 1'),
-      ('inherited', 0, dict(inherited=5), 'not well formed'),
-      ('parents', 0, dict(parents='abc'), 'not well formed'),
-      ('reasons', 0, dict(invalidations={'a': 'b'}), 'not well formed'),
-      ('no_unit', 2, dict(privacy_unit=7), 'not well formed'),
       ('kind', 0, dict(kind='note'), 'no header'),
       ('note', 2, dict(kind='note', what='else'), 'what must be one of'),
-      ('half_a_note', 2, dict(kind='note', what='copied'), 'not well formed'),
-      ('result', 1, dict(result='abc'), 'not well formed'),
-      ('sampling', 2, dict(event={'sampling': {}}), 'not well formed'),
-      ('index', 3, dict(index=5), 'not well formed'),
-      ('extra', 2, dict(extra=5), 'not well formed'),
-      ('identity', 1, dict(identity='abc'), 'not well formed'),
+      ('sampling', 2, dict(cost={'sampling': {}}), 'not well formed'),
+      ('extra', 2, dict(cost={'extra': 5}), 'not well formed'),
   )
   def test_well_chained_but_changed_is_refused(self, number, change, message):
     lines = [json.loads(line) for line in self.lines()]
@@ -636,18 +596,3 @@ class RoundTest(parameterized.TestCase):
         '35df9f46747508dbb0ec07f731ed6c6d'
         '05bb4492985513af802f9e1bbefbb9da',
     )
-
-  @parameterized.parameters(
-      (dict(round_num=-1), 'round_num'),
-      (dict(noise_multipliers=()), 'noise_multipliers'),
-      (dict(noise_multipliers=(float('nan'),)), 'noise_multiplier'),
-      (dict(noise_multipliers=(1e200,)), 'noise_multiplier'),
-      (dict(sampler_epsilon=-1e-9), 'sampler_epsilon'),
-      (dict(sampler_epsilon=float('nan')), 'sampler_epsilon'),
-      (dict(configuration=3), 'configuration'),
-      (dict(identity='xyz'), 'identity'),
-      (dict(result='xyz'), 'result'),
-  )
-  def test_bad_fields_are_named(self, change, message):
-    with self.assertRaisesRegex(ValueError, message):
-      _round(**change)

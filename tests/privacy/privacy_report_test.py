@@ -287,8 +287,8 @@ class ReportTest(parameterized.TestCase):
       ),
       (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
       (
-          dict(notes=(ledger.Note('copied', 3), ledger.Note('copied', 1_005))),
-          'WARNING: .*a copy or was restored .noticed after 3 and 1,005 ch',
+          dict(notes=(ledger.Note('copied', 1_005),)),
+          'WARNING: .*a copy or was restored .noticed after 1,005 charged',
       ),
       (dict(unit='example'), 'unit covers one recording; a speaker with'),
   )

@@ -315,7 +315,7 @@ class PlanTest(_TestCase):
           for number in (1, 2)
       )
       charged = lambda number, key: fakes.charged_round(
-          number, key=key, sampling=sampling, noise_multipliers=(noise,),
+          number, key=key, sampling=sampling, noise_multiplier=noise,
           strategy=strategy,
           sampler_epsilon=queries.sampler_epsilon(
               in_steps, num_elements=num_elements
@@ -346,14 +346,14 @@ class PlanTest(_TestCase):
 
   @parameterized.named_parameters(
       ('private', dict(), dict(), True),
-      ('little_noise', dict(noise_multipliers=(0.1,)), dict(), False),
-      ('no_noise', dict(noise_multipliers=(0.0,)), dict(), False),
+      ('little_noise', dict(noise_multiplier=0.1), dict(), False),
+      ('no_noise', dict(noise_multiplier=0.0), dict(), False),
       ('large_delta', dict(), dict(delta=0.1), False),
       ('a_fixed_key', dict(), dict(invalidations=['it leaks']), False),
   )
   def test_a_runner_says_if_rounds_are_private(self, charged, other, private):
     other = {'delta': _DELTA, 'invalidations': [], **other}
-    charged = {'noise_multipliers': (_NOISE,), **charged}
+    charged = {'noise_multiplier': _NOISE, **charged}
     with ledger.create(
         self.path, invalidations=other['invalidations']
     ) as opened:

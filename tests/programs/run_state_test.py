@@ -586,7 +586,7 @@ class OtherClientsTest(_TestCase):
     self.train('run', ids=tuple('abcdefgh'))
     self.assertEqual(
         [
-            line['event']['sampling']['population']
+            line['cost']['sampling']['population']
             for line in self.charged_rounds('run')
         ],
         [6, 6, 6, 6, 8, 8, 8],
@@ -603,7 +603,7 @@ class OtherNoiseTest(_TestCase):
       self.train('run', 'fixed_size', min_clients=1)
     self.train('run', 'fixed_size')
     self.assertEqual(
-        [line['event']['secure_sum']['min_clients']
+        [line['cost']['secure_sum']['min_clients']
          for line in self.charged_rounds('run')],
         [2] * _NUM_ROUNDS,
     )

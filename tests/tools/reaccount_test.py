@@ -38,22 +38,18 @@ def _secure_sum(num_clients, survivors):
   )
 
 
-# Each kind that the project writes: noise multipliers, other fields of a round.
+# Each kind that the project writes: noise multiplier, other fields of a cost.
 _KINDS = {
-    'poisson': ((0.8,), dict(sampling=_POISSON)),
-    'adaptive': ((1 / 0.6, 1 / 0.8), dict(sampling=_POISSON)),
-    'fixed_size': ((3.0,), dict(sampling=_FIXED)),
-    'full': ((5.0,), dict(sampling=_FULL)),
-    'blt': ((4.0,), dict(sampling=_SEPARATED, strategy=_BLT)),
-    'adaptive_blt': (
-        (4 / 0.6, 4 / 0.8), dict(sampling=_SEPARATED, strategy=_BLT)
-    ),
-    'banded': ((2.0,), dict(sampling=_CYCLIC, strategy=_BANDED)),
+    'poisson': (0.8, dict(sampling=_POISSON)),
+    'fixed_size': (3.0, dict(sampling=_FIXED)),
+    'full': (5.0, dict(sampling=_FULL)),
+    'blt': (4.0, dict(sampling=_SEPARATED, strategy=_BLT)),
+    'banded': (2.0, dict(sampling=_CYCLIC, strategy=_BANDED)),
     'distributed': (
-        (4.0,), dict(sampling=_SEPARATED, secure_sum=_secure_sum(3, 2))
+        4.0, dict(sampling=_SEPARATED, secure_sum=_secure_sum(3, 2))
     ),
     'distributed_fixed': (
-        (3.0,), dict(sampling=_FIXED, secure_sum=_secure_sum(20, 15))
+        3.0, dict(sampling=_FIXED, secure_sum=_secure_sum(20, 15))
     ),
 }
 
@@ -62,11 +58,11 @@ class ReaccountTest(cases.TestCase):
 
   def write(self, kind, name='ledger.jsonl', num_rounds=_ROUNDS, **options):
     """Writes a ledger; returns its path and head."""
-    noises, changes = _KINDS[kind]
+    noise, changes = _KINDS[kind]
     with ledger_lib.create(self.path(name), **options) as ledger:
       for number in range(num_rounds):
         ledger.append(fakes.charged_round(
-            number, noise_multipliers=noises, sampler_epsilon=_ERROR, **changes
+            number, noise_multiplier=noise, sampler_epsilon=_ERROR, **changes
         ))
       return self.path(name), ledger.head
 
@@ -94,11 +90,11 @@ class ReaccountTest(cases.TestCase):
     empty, _ = self.write('poisson', 'empty.jsonl', 0)
     text = pathlib.Path(good).read_text('utf-8')
     lines = [json.loads(line) for line in text.splitlines()]
-    lines[1]['event']['sampling']['population'] = 10**400
+    lines[1]['cost']['sampling']['population'] = 10**400
     huge = self.path('huge')
     pathlib.Path(huge).write_bytes(fakes.sealed_ledger(lines))
     texts = {
-        'changed': text.replace('[0.8]', '[8.8]', 1),
+        'changed': text.replace('0.8', '8.8', 1),
         'none': '{}\n',
         'noise': '\x00\xff',
     }

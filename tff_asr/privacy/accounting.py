@@ -311,25 +311,6 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   return dp_accounting.ComposedDpEvent([event, SamplerErrorDpEvent(error)])
 
 
-def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
-  """Returns the one noise multiplier of several Gaussians on one cohort.
-
-  z = (sum of z_i^-2)^-1/2: https://arxiv.org/abs/1812.06210, section 3. If one
-  of them has no noise, z is 0.
-  """
-  multipliers = list(noise_multipliers)
-  if not multipliers:
-    raise ValueError('noise_multipliers must name at least one Gaussian.')
-  for noise_multiplier in multipliers:
-    checks.finite(noise_multiplier=noise_multiplier)
-    checks.non_negative(noise_multiplier=noise_multiplier)
-  smallest = min(multipliers)  # factored out, so that squares stay in range
-  # Unchanged: the root of a square may round.
-  if len(multipliers) == 1 or smallest == 0:
-    return float(smallest)
-  return smallest / math.sqrt(sum((smallest / z) ** 2 for z in multipliers))
-
-
 def epsilon(
     event: dp_accounting.DpEvent, *, delta: float, accountant: str = 'rdp'
 ) -> float:

@@ -4,12 +4,12 @@ A run releases (saves, evaluates, shows) a round's model only after `append` has
 returned; by then the round is on disk. After a crash the ledger may therefore
 be ahead of the saved state, never behind it.
 
-    >>> sampling = accounting.Sampling(
-    ...     kind='poisson', cohort_size=10, population=1000)
+    >>> cost = accounting.RoundGroup(
+    ...     sampling=accounting.Sampling(
+    ...         kind='poisson', cohort_size=10, population=1000),
+    ...     noise_multiplier=1.0)
     >>> with create('ledger.jsonl') as opened:
-    ...   opened.append(Round(
-    ...       round_num=0, sampling=sampling, noise_multipliers=(1.0,),
-    ...       configuration='', identity='0' * 64))
+    ...   opened.append(Round(round_num=0, cost=cost, identity='0' * 64))
     True
     >>> [group.count for group in read('ledger.jsonl').rounds]
     [1]
@@ -27,11 +27,9 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 import copy
 import dataclasses
-import functools
 import hashlib
 import json
 import os
-import re
 import secrets
 import types
 from typing import Any, NamedTuple, Optional, TypeAlias
@@ -52,7 +50,7 @@ NOTES = (
     'length_changed',  # The end of the run was changed when it was resumed.
 )
 
-_FORMAT_VERSION = 4
+_FORMAT_VERSION = 5
 _MAX_BYTES = 2**31
 
 
@@ -82,57 +80,22 @@ class Round:
 
   Attributes:
     round_num: The run's number of the round.
-    sampling: How its cohort was drawn.
-    noise_multipliers: One for each Gaussian that the round added to sums over
-      its cohort; `accounting.combine_gaussians` gives their joint cost.
+    cost: A group of this round alone.
     configuration: Digest of the configuration.
     identity: Digest by `round_identity`.
     result: Digest of all that the round released; '' if not known.
-    sampler_epsilon: As in `accounting.RoundGroup`.
-    strategy: Strategy of correlated noise; None for independent noise.
-    secure_sum: Where clients added the noise.
   """
 
   round_num: int
-  sampling: accounting.Sampling
-  noise_multipliers: tuple[float, ...]
-  configuration: str
+  cost: accounting.RoundGroup
+  configuration: str = ''
   identity: str
   result: str = ''
-  sampler_epsilon: float = 0.0
-  strategy: Optional[strategies.Toeplitz] = None
-  secure_sum: Optional[accounting.SecureSum] = None
 
   def __post_init__(self):
-    accounting.check_noise_fits_sampling(
-        self.sampling, self.strategy, self.secure_sum
-    )
-    if self.strategy is not None:
+    if self.cost.strategy is not None:
       # The strategy's sensitivity is known for a limited number of rounds.
       strategies.check_num_rounds(self.round_num + 1)
-    checks.non_negative_int(round_num=self.round_num)
-    _ = self.cost  # Checks its numbers.
-    if not isinstance(self.configuration, str):
-      raise ValueError(
-          f'configuration must be a string, found {self.configuration!r}.'
-      )
-    for name in ('identity', 'result'):
-      value = getattr(self, name)
-      if (name, value) != ('result', '') and not (
-          isinstance(value, str) and re.fullmatch('[0-9a-f]{64}', value)
-      ):
-        raise ValueError(f'{name} must be a SHA-256 digest, found {value!r}.')
-
-  @functools.cached_property
-  def cost(self) -> accounting.RoundGroup:
-    """A group of this round alone."""
-    return accounting.RoundGroup(
-        sampling=self.sampling,
-        noise_multiplier=accounting.combine_gaussians(self.noise_multipliers),
-        sampler_epsilon=self.sampler_epsilon,
-        strategy=self.strategy,
-        secure_sum=self.secure_sum,
-    )
 
 
 class Note(NamedTuple):
@@ -224,7 +187,6 @@ class Contents(NamedTuple):
   """What a ledger charges for one privacy unit.
 
   Attributes:
-    run_id: Random name of the run.
     privacy_unit: What one client is, such as 'speaker' or 'example'.
     invalidations: Reasons, as sentences without a full stop, why no guarantee
       holds whatever was charged. Not empty means NOT PRIVATE.
@@ -234,7 +196,6 @@ class Contents(NamedTuple):
     other_units: The same of each other unit that has rounds.
   """
 
-  run_id: str
   privacy_unit: str
   invalidations: tuple[str, ...]
   inherited: int
@@ -256,16 +217,16 @@ class Inherited(NamedTuple):
 
 
 class Ledger:
-  """An open ledger; holds a lock on its file until `close`.
+  """An open ledger, made by `create` and `resume`; a context manager.
 
-  Made by `create` and `resume`; a context manager.
+  Only the run that holds the lock of the file's folder (`storage.run_dir`) may
+  open it.
   """
 
-  def __init__(
-      self, path: str, *, descriptor: int, chain: '_Chain', count: int
-  ):
+  def __init__(self, path: str, *, chain: '_Chain', count: int):
     self._path = path
-    self._descriptor = descriptor
+    # Opened once: a write goes to the end of this very file.
+    self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     self._chain = chain
     self._count = count  # Entries that the saved state includes.
 
@@ -294,7 +255,7 @@ class Ledger:
       round ahead of the saved state.
 
     Raises:
-      OSError: The line cannot be written; the file is then as before.
+      OSError: The line cannot be written, and the round must not be released.
       NoiseReuseError: The ledger holds this round with another result or other
         fields, for example because the data changed.
     """
@@ -324,22 +285,15 @@ class Ledger:
     self._count = len(entries)
     return True
 
-  def note_once(self, what: str) -> None:
-    """Appends a note unless the ledger already has one of its kind."""
-    if not any(note.what == what for note in self.contents.notes):
-      self.note(what)
-
   def note(self, what: str) -> None:
-    """Appends a note; when this returns the note is on disk.
+    """Appends a note, unless there is one of its kind; on disk at the return.
 
     Args:
       what: One of `NOTES`.
-
-    Raises:
-      OSError: The line cannot be written; the file is then as before.
     """
     checks.one_of(NOTES, what=what)
-    self._write(what)
+    if not any(note.what == what for note in self.contents.notes):
+      self._write(what)
 
   def _write(self, content: 'Round | str') -> None:
     """Appends an entry of the run's own unit to the file and the chain."""
@@ -371,7 +325,7 @@ class Ledger:
     return os.fstat(self._descriptor).st_ino & (2**63 - 1)
 
   def close(self) -> None:
-    """Closes the file and releases its lock."""
+    """Closes the file."""
     if self._descriptor >= 0:
       os.close(self._descriptor)
       # The system may give the old number to another file.
@@ -407,43 +361,31 @@ def create(
     parent: The ledger of the model that this run starts from, if there is one.
 
   Raises:
-    LedgerError: `path` charges rounds, is another file or is in use, or the
-      ledger of the parent is missing or was changed.
+    LedgerError: `path` charges rounds or is another file, or the ledger of the
+      parent is missing or was changed.
   """
   # First: a damaged parent must leave no file behind.
   before = None if parent is None else _read(*parent)
   if privacy_unit is None:
     privacy_unit = 'speaker' if before is None else before.privacy_unit
-  # Lock before reading: another run must not append in between.
-  descriptor = _open_locked(path, os.O_CREAT)
-  try:
-    # The file is empty if it is new or a crash came before the header.
-    if os.path.getsize(path):
-      old = _read(path)
-      # Inherited entries are copies; only the run's own rounds would be lost.
-      charged = sum(
-          isinstance(entry.content, Round)
-          for entry in old.entries[old.header['inherited'] :]
-      )
-      if charged:
-        raise LedgerError(
-            f'The privacy ledger {path} already charges {charged} rounds: '
-            'resume that run from its saved state, or take another directory.'
-        )
-    lines, chain = _inherit(
-        before, privacy_unit=privacy_unit, invalidations=invalidations
+  if os.path.exists(path):
+    old = _read(path)
+    # Inherited entries are copies; only the run's own rounds would be lost.
+    charged = sum(
+        isinstance(entry.content, Round)
+        for entry in old.entries[old.header['inherited'] :]
     )
-    # In one step: a header without all inherited entries would be refused.
-    files.write(path, b''.join(map(_encode_line, lines)))
-    # The lock is on the file that was just replaced: lock the new one.
-    replaced, descriptor = descriptor, _open_locked(path)
-    os.close(replaced)
-  except BaseException:
-    os.close(descriptor)
-    raise
-  return Ledger(
-      path, descriptor=descriptor, chain=chain, count=len(chain.entries)
+    if charged:
+      raise LedgerError(
+          f'The privacy ledger {path} already charges {charged} rounds: '
+          'resume that run from its saved state, or take another directory.'
+      )
+  lines, chain = _inherit(
+      before, privacy_unit=privacy_unit, invalidations=invalidations
   )
+  # In one step, so that no crash leaves a part of what is inherited.
+  files.write(path, b''.join(map(_encode_line, lines)))
+  return Ledger(path, chain=chain, count=len(chain.entries))
 
 
 def resume(path: str, *, head: Head) -> Ledger:
@@ -454,8 +396,8 @@ def resume(path: str, *, head: Head) -> Ledger:
     head: `Ledger.head` as it was saved with the state.
 
   Raises:
-    LedgerError: The file is missing, edited, cut short, reordered, in use, or
-      belongs to another run.
+    LedgerError: The file is missing, edited, cut short, reordered, or belongs
+      to another run.
   """
   # States hold NumPy scalars.
   head = Head(int(head.count), str(head.digest))
@@ -464,23 +406,17 @@ def resume(path: str, *, head: Head) -> Ledger:
         f'The privacy ledger {path} is missing, but the saved state includes '
         f'{head.count} entries of it: put the file back.'
     )
-  descriptor = _open_locked(path)
-  try:
-    chain = _read(path, head)
-    whole = _read_bytes(path).rfind(b'\n') + 1
-    torn = os.fstat(descriptor).st_size - whole
-    if torn > 0:
-      # `append` had not returned, so nothing of the round was released.
-      logging.warning(
-          'The ledger ended in a line that a crash cut short; %d bytes are '
-          'removed.', torn
-      )
-      os.ftruncate(descriptor, whole)
-      os.fsync(descriptor)
-  except BaseException:
-    os.close(descriptor)
-    raise
-  return Ledger(path, descriptor=descriptor, chain=chain, count=head.count)
+  chain = _read(path, head)
+  data = _read_bytes(path)
+  whole = data.rfind(b'\n') + 1
+  if whole < len(data):
+    # `append` had not returned, so nothing of the round was released.
+    logging.warning(
+        'The ledger ended in a line that a crash cut short; %d bytes are '
+        'removed.', len(data) - whole
+    )
+    os.truncate(path, whole)
+  return Ledger(path, chain=chain, count=head.count)
 
 
 def read(path: str, *, head: Optional[Head] = None) -> Contents:
@@ -558,9 +494,8 @@ class _Chain:
     self.header = header
     self.privacy_unit: str = header['privacy_unit']
     self.entries: list[_Entry] = []
+    # Added up as rounds come, since a run reads them in each round.
     self.charges: dict[str, Charges] = collections.defaultdict(Charges)
-    self._notes: dict[str, list[Note]] = collections.defaultdict(list)
-    self._num_rounds = collections.Counter()
     self._hashes = [header['hash']]
 
   def line_of(self, entry: _Entry) -> _Line:
@@ -569,26 +504,15 @@ class _Chain:
     if isinstance(content, str):
       fields = {'kind': 'note', 'what': content}
     else:
-      fields = {
-          'kind': 'round',
-          'round_num': content.round_num,
-          'event': _event_fields(content),
-          'configuration': content.configuration,
-          'identity': content.identity,
-          'result': content.result,
-      }
+      fields = {'kind': 'round', **_fields(content)}
     fields['privacy_unit'] = entry.privacy_unit
-    fields['index'] = len(self.entries)
     return _seal(fields, previous=self._hashes[-1])
 
   def add(self, line: _Line, entry: _Entry) -> None:
     """Adds the line of an entry."""
     unit, content = entry
-    if isinstance(content, str):
-      self._notes[unit].append(Note(content, self._num_rounds[unit]))
-    else:
+    if isinstance(content, Round):
       self.charges[unit].add(content.cost, round_num=content.round_num)
-      self._num_rounds[unit] += 1
     self.entries.append(entry)
     self._hashes.append(line['hash'])
 
@@ -603,8 +527,8 @@ class _Chain:
   def contents(self) -> Contents:
     others = [
         self._contents(unit)
-        for unit, count in self._num_rounds.items()
-        if count and unit != self.privacy_unit
+        for unit, charges in self.charges.items()
+        if charges.rounds and unit != self.privacy_unit
     ]
     return self._contents(self.privacy_unit)._replace(
         other_units=tuple(others)
@@ -612,17 +536,22 @@ class _Chain:
 
   def _contents(self, privacy_unit: str) -> Contents:
     """What is charged for one unit."""
-    inherited = self.entries[: self.header['inherited']]
+    num_rounds, inherited, notes = 0, 0, []
+    for index, (unit, content) in enumerate(self.entries):
+      if unit != privacy_unit:
+        continue
+      if isinstance(content, str):
+        notes.append(Note(content, num_rounds))
+        continue
+      num_rounds += 1
+      # Inherited entries come first.
+      inherited += index < self.header['inherited']
     return Contents(
-        run_id=self.header['run_id'],
         privacy_unit=privacy_unit,
         invalidations=self.invalidations(privacy_unit),
-        inherited=sum(
-            unit == privacy_unit and isinstance(content, Round)
-            for unit, content in inherited
-        ),
+        inherited=inherited,
         rounds=self.charges[privacy_unit].rounds,
-        notes=tuple(self._notes[privacy_unit]),
+        notes=tuple(notes),
     )
 
 
@@ -646,9 +575,6 @@ def _inherit(
       'privacy_unit': privacy_unit,
       'invalidations': reasons,
       'inherited': len(parent.entries) if parent else 0,
-      'parents': [
-          *parent.header['parents'], parent.header['run_id']
-      ] if parent else [],
   }, previous=''))
   lines = [chain.header]
   # Written again, since every hash depends on this run's header.
@@ -671,23 +597,10 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
         f'{_FORMAT_VERSION}.'
     )
   try:
-    if not 0 <= header['inherited'] < len(lines) or not isinstance(
-        header['parents'], list
-    ):
-      raise ValueError('it inherits entries that are not in it')
-    reasons = header['invalidations'].values()
-    if not all(isinstance(each, list) for each in reasons):
-      raise ValueError('invalidations must be lists')
     chain = _Chain(header)
-    _ = chain.contents  # Checks the fields of the header.
-    for index, line in enumerate(lines[1:]):
-      entry = _entry_of(line)
-      # A line has one form only: the one that `line_of` writes.
-      if line != chain.line_of(entry):
-        raise ValueError(f'entry {index} has other fields than expected')
-      chain.add(line, entry)
-  # In a file that was edited, any value may have any type.
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    for line in lines[1:]:
+      chain.add(line, _entry_of(line))
+  except (ValueError, KeyError, TypeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'
     ) from None
@@ -704,8 +617,7 @@ def _check_head(path: str, chain: _Chain, head: Head) -> None:
         f'The privacy ledger {path} was shortened: it has {found} entries, '
         f'the saved state includes {head.count}. Put the whole file back.'
     )
-  # A negative count would index hashes from the end.
-  if head.count < 0 or chain.head(head.count) != head:
+  if chain.head(head.count) != head:
     raise LedgerError(
         f'The privacy ledger {path} is not the one of the saved state: '
         f'its first {head.count} entries were rewritten, or it belongs to '
@@ -713,41 +625,33 @@ def _check_head(path: str, chain: _Chain, head: Head) -> None:
     )
 
 
-def _event_fields(charged: Round) -> dict[str, object]:
-  """The part of a round's line that determines its cost."""
-  fields = {
-      'sampling': charged.sampling.fields,
-      # Plain numbers: json does not encode NumPy's float32.
-      'noise_multipliers': [float(z) for z in charged.noise_multipliers],
-      'sampler_epsilon': float(charged.sampler_epsilon),
-  }
-  if charged.strategy is not None:
-    # Lists, as JSON gives back: `_read` compares lines for equality.
-    fields['strategy'] = {
-        'output_scale': list(charged.strategy.output_scale),
-        'buf_decay': list(charged.strategy.buf_decay),
-    }
-  if charged.secure_sum is not None:
-    fields['secure_sum'] = dataclasses.asdict(charged.secure_sum)
-  return fields
+def _fields(charged: Round) -> dict[str, Any]:
+  """The fields of a round, without those that are None."""
+  return dataclasses.asdict(
+      charged,
+      dict_factory=lambda pairs: {
+          name: value for name, value in pairs if value is not None
+      },
+  )
 
 
 def _entry_of(line: _Line) -> _Entry:
-  """The entry that a line holds; other fields of the line are not checked."""
-  if not isinstance(line['privacy_unit'], str):
-    raise ValueError('privacy_unit must be a string')
+  """The entry that a line holds."""
+  unit = line['privacy_unit']
   if line['kind'] == 'note':
     checks.one_of(NOTES, what=line['what'])
-    return _Entry(line['privacy_unit'], line['what'])
-  strategy = line['event'].get('strategy')
-  secure_sum = line['event'].get('secure_sum')
-  return _Entry(line['privacy_unit'], Round(
+    return _Entry(unit, line['what'])
+  cost = dict(line['cost'])
+  for name, build in (
+      ('sampling', accounting.Sampling),
+      ('strategy', strategies.Toeplitz),
+      ('secure_sum', accounting.SecureSum),
+  ):
+    if name in cost:
+      cost[name] = build(**cost[name])
+  return _Entry(unit, Round(
       round_num=line['round_num'],
-      sampling=accounting.Sampling(**line['event']['sampling']),
-      noise_multipliers=tuple(line['event']['noise_multipliers']),
-      sampler_epsilon=line['event']['sampler_epsilon'],
-      strategy=strategy and strategies.Toeplitz(**strategy),
-      secure_sum=secure_sum and accounting.SecureSum(**secure_sum),
+      cost=accounting.RoundGroup(**cost),
       configuration=line['configuration'],
       identity=line['identity'],
       result=line['result'],
@@ -788,35 +692,14 @@ def _read_bytes(path: str) -> bytes:
   return files.read(path, max_bytes=_MAX_BYTES)
 
 
-def _open_locked(path: str, flags: int = 0) -> int:
-  """Returns a file descriptor for `_append`, with an exclusive lock."""
-  while True:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
-    if not files.try_lock(descriptor):
-      os.close(descriptor)
-      raise LedgerError(f'The privacy ledger {path} is in use by another run.')
-    # `create` may have replaced the file between the two calls.
-    if os.path.exists(path) and os.path.samestat(
-        os.fstat(descriptor), os.stat(path)
-    ):
-      return descriptor
-    os.close(descriptor)
-
-
 def _append(descriptor: int, line: _Line) -> None:
-  """Appends a line and waits for the disk; on failure nothing is appended."""
-  size = os.fstat(descriptor).st_size
+  """Appends a line and waits for the disk."""
   data = _encode_line(line)
-  try:
-    # os.write may write less than it was given.
-    while data:
-      data = data[os.write(descriptor, data) :]
-    # The model may be released as soon as this function returns.
-    os.fsync(descriptor)
-  except OSError:
-    # Otherwise the next line would continue an incomplete one.
-    os.ftruncate(descriptor, size)
-    raise
+  # os.write may write less than it was given.
+  while data:
+    data = data[os.write(descriptor, data) :]
+  # The model may be released as soon as this function returns.
+  os.fsync(descriptor)
 
 
 def _seal(fields: Mapping[str, object], *, previous: str) -> _Line:

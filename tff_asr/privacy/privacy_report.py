@@ -20,7 +20,6 @@ epsilon or rounds from the other two; `extrapolate` grows cohort and population
 at the same noise on the mean, as https://arxiv.org/abs/2310.00098 does.
 """
 
-import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
@@ -663,27 +662,26 @@ def _shows_exact_metrics(notes: Iterable[ledger.Note]) -> bool:
 def _warnings(notes: Iterable[ledger.Note]) -> list[str]:
   """What the notes of a ledger mean for a reader, a sentence each."""
   warnings = []
-  before = collections.defaultdict(list)  # Charged rounds, by kind of note.
-  for note in notes:
-    before[note.what].append(note.rounds_before)
-  if copied := before['copied']:
+  # Charged rounds before the first note of each kind.
+  before = {note.what: note.rounds_before for note in reversed([*notes])}
+  if 'copied' in before:
     warnings.append(
         'WARNING: the run folder is a copy or was restored (noticed after '
-        f'{" and ".join(f"{count:,}" for count in copied)} charged rounds). '
-        'Rounds that the original or the backup does not share are not counted '
-        'here.'
+        f'{before["copied"]:,} charged rounds). Rounds that the original or '
+        'the backup does not share are not counted here.'
     )
-  if exact := before['exact_metrics']:
+  if 'exact_metrics' in before:
     warnings.append(
         'WARNING: exact metrics of training were shown (EXACT_METRICS, from '
-        f'round {exact[0] + 1:,} of the ledger on). The guarantee does not '
-        'cover them: do not publish them.'
+        f'round {before["exact_metrics"] + 1:,} of the ledger on). The '
+        'guarantee does not cover them: do not publish them.'
     )
-  if changed := before['length_changed']:
+  if 'length_changed' in before:
     warnings.append(
         'WARNING: the end of the run (NUM_ROUNDS, NUM_STEPS, TARGET_EPSILON) '
-        f'was changed, first after {changed[0]:,} charged rounds. If that was '
-        'because of its results, epsilon understates the loss.'
+        f'was changed, first after {before["length_changed"]:,} charged '
+        'rounds. If that was because of its results, epsilon understates the '
+        'loss.'
     )
   return warnings
 

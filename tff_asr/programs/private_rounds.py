@@ -254,16 +254,11 @@ class PrivateRoundRunner:
         state, keys.derive(self.noise.key, purpose=identity)
     )
     output = await step(keyed, cohort)
-    # The state that a round returns holds the event of that round.
-    cost = _cost(output.state, self._sampling)
     # On disk before anything can see the new model.
     self._ledger.append(ledger_lib.Round(
         round_num=int(cohort_state.round_num),
-        sampling=cost.sampling,
-        noise_multipliers=(cost.noise_multiplier,),
-        sampler_epsilon=cost.sampler_epsilon,
-        strategy=cost.strategy,
-        secure_sum=cost.secure_sum,
+        # The state that a round returns holds the event of that round.
+        cost=_cost(output.state, self._sampling),
         configuration=self._configuration,
         identity=identity,
         result=self._result(output),

@@ -797,7 +797,7 @@ def _open_private(
   if not runner.claims_epsilon(state.process):
     return runner, True  # Nothing is promised.
   if training.privacy.exact_metrics:
-    ledger.note_once('exact_metrics')  # Before they are shown.
+    ledger.note('exact_metrics')  # Before they are shown.
   return runner, training.privacy.exact_metrics
 
 
@@ -852,7 +852,7 @@ def _resume_ledger(
         'The end of this run was changed when it was resumed: the privacy '
         'report will say so.'
     )
-    ledger.note_once('length_changed')
+    ledger.note('length_changed')
   return ledger
 
 
