@@ -50,6 +50,7 @@ _PLOT = flags.DEFINE_string('plot', None, 'PNG of epsilon by population.')
 for name in 'cohort_size population rounds noise_multiplier sigma_mean'.split():
   flags.mark_flags_as_mutual_exclusive(['run', name])
 flags.mark_flags_as_mutual_exclusive(['run', 'target_epsilon'])
+flags.mark_flags_as_mutual_exclusive(['noise_multiplier', 'sigma_mean'])
 
 
 def main(_) -> None:
@@ -63,8 +64,12 @@ def main(_) -> None:
 
     report = privacy_report.of_ledger(run_dir.read_ledger(_RUN.value), **how)
   else:
+    noise_multiplier = _NOISE_MULTIPLIER.value
+    if _SIGMA_MEAN.value is not None:
+      # A mean is a sum over the cohort size, and so is its noise.
+      noise_multiplier = _SIGMA_MEAN.value * (_COHORT_SIZE.value or 0)
     report = privacy_report.plan(
-        noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,
+        noise_multiplier=noise_multiplier,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
         sampling=_SAMPLING.value, **how,

@@ -136,7 +136,7 @@ plt.show()
 # %%
 NOISE_ON_MEAN = plan['noise_multiplier'] / plan['cohort_size']
 small = privacy_report.plan(
-    cohort_size=50, population=600, sigma_mean=NOISE_ON_MEAN,
+    cohort_size=50, population=600, noise_multiplier=50 * NOISE_ON_MEAN,
     rounds=plan['rounds'], delta=DELTA,
 )
 cohort_sizes = [100, 250, 500, 1000, 2500, 5000, 10_000]

@@ -140,9 +140,10 @@ run('train_federated', f'--output_dir={WORK / "private"}',
 
 # %% [markdown]
 # The report begins with **NOT PRIVATE**, correctly: noise that lets a model
-# learn is too weak to hide one of so few people. The line "at larger scale"
-# states how many people the same noise would need (notebook 3 shows why). The
-# commands are complete; a guarantee needs more people.
+# learn is too weak to hide one of so few people. `bin/compute_epsilon.py
+# --run=... --extrapolate_cohorts=1000,2000` shows how many people the same
+# noise would need (notebook 3 shows why). The commands are complete; a
+# guarantee needs more people.
 #
 # ## Did it help, and what does it transcribe?
 #

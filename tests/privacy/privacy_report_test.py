@@ -94,14 +94,10 @@ class ReportTest(parameterized.TestCase):
     for each in (
         words, 'distributed differential privacy', 'SIMULATED',
         'only their noised sum, 16 bits per element', 'of the noise of 8 of 10',
-        'sum of discrete Gaussians', 'who drops out',
-        'NOT COVERED: a run ends', 'a device that drops out adds no noise',
+        'who drops out', 'a device that drops out adds no noise',
     ):
       self.assertIn(each, text)
     self.assertNotIn('updates before noise is added', text)
-    self.assertEqual(
-        report.fields['trust_model'], 'distributed, secure sums (simulated)'
-    )
     # Additional rounds of a trusted server are reported.
     if kind == 'fixed_size':
       text = _joined(_report(secure, _rounds(kind)))
@@ -113,7 +109,7 @@ class ReportTest(parameterized.TestCase):
         first, r'^Privacy report: \(0\.\d+, 0.0001\)-differential privacy$'
     )
     self.assertRegex(
-        second, r'^Epsilon: [\d.]+ by RDP \(order [\d.]+\), [\d.]+ by PLD at '
+        second, r'^Epsilon: [\d.]+ by RDP, [\d.]+ by PLD at '
         'delta 0.0001$',
     )
     self.assertEqual(
@@ -129,17 +125,13 @@ class ReportTest(parameterized.TestCase):
         # No seed model and no dev set where there is none.
         'public the number of speakers, all hyperparameters', 'Poisson',
         '1,000 speakers', 'clip 0.01 (L2 norm of what one speaker adds',
-        'float64 rounding, measured to be below 0.0001',
         'probability 0.01', '10 expected',
         'rounds 9;', 'noise multiplier 2 (on the sum', '0.2 on the mean',
-        'not counted choosing hyperparameters by looking at private data',
-        'integer multiples of a public grid step',
-        'NOT COVERED: a run ends when too many clients of a round fail',
+        'NOT COVERED choosing hyperparameters by looking at private data',
+        'a run ends when too many clients of a round fail',
         'a client hangs (CLIENT_TIMEOUT_SEC) or runs out of memory',
         'it does not start when a private transcript has a character that is',
         'assumptions the number of rounds was settled before the first',
-        'metrics that follow from the settings, the ledger and the released',
-        'this run is within epsilon 10',
     ):
       self.assertIn(words, text)
     event = accounting.compose([_rounds()])
@@ -195,7 +187,6 @@ class ReportTest(parameterized.TestCase):
         self.assertEqual(report.epsilon, math.inf)
         self.assertEqual(report.fields['epsilon'], 'inf')
         self.assertIn('Epsilon: infinite by RDP', _joined(report))
-        self.assertIsNone(report.fields['scale_for_target_epsilon'])
 
   @parameterized.parameters(
       (
@@ -227,7 +218,7 @@ class ReportTest(parameterized.TestCase):
     for each in words:
       self.assertIn(each, _joined(report))
 
-  def test_large_epsilon_is_not_private_and_extrapolated(self):
+  def test_large_epsilon_is_not_private(self):
     # The paper's sigma 10e-6: epsilon 1.1e7 in the run.
     report = _report(
         _rounds('poisson', 1024, 34_753, noise=0.01024, count=2006),
@@ -236,11 +227,6 @@ class ReportTest(parameterized.TestCase):
     self.assertFalse(report.private)
     self.assertRegex(_joined(report), r'NOT PRIVATE: epsilon is 1\.0\de\+07')
     self.assertIn('RDP gives epsilon', _joined(report))
-    scale = report.fields['scale_for_target_epsilon']
-    # 12.6 at 102,400 and 4.44 at 204,800.
-    self.assertBetween(scale['cohort_size'], 102_400, 204_800)
-    self.assertIn(f'{scale["cohort_size"]:,} of', _joined(report))
-    self.assertIn('WER assumed, not measured', _joined(report))
 
   @parameterized.parameters(
       (_rounds(noise=0.0), {}, 'no noise is added, or not to all layers'),
@@ -275,7 +261,7 @@ class ReportTest(parameterized.TestCase):
       (dict(adaptive_layers=7), 'after the last round; 7 clips follow'),
       (
           dict(notes=(ledger.Note('exact_metrics', 4),)),
-          'WARNING: exact .* from round 5 of the .*exact and NOT COVERED',
+          'WARNING: exact .* from round 5 of the .*do not publish them',
       ),
       (
           dict(notes=(ledger.Note('length_changed', 20),)),
@@ -283,7 +269,7 @@ class ReportTest(parameterized.TestCase):
       ),
       (
           dict(invalidations=('A',)),
-          r'Epsilon: infinite; [\d.]+ by RDP .* if nothing invalidated it',
+          r'Epsilon: infinite; [\d.]+ by RDP.* if nothing invalidated it',
       ),
       (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
       (
@@ -332,18 +318,14 @@ class ReportTest(parameterized.TestCase):
   @parameterized.parameters(
       (0.2001, '0.201'), (10.0, '10'), (10.01, '10.1'), (7.2227, '7.23'),
       (0.0, '0'), (math.inf, 'infinite'), (999.5, '1e+03'), (123.0, '123'),
-      (5e-324, '1e-307'),
+      (7e-5, '7e-05'),
   )
   def test_printed_epsilon_is_never_below_the_real_one(self, value, text):
     self.assertEqual(privacy_report.format_epsilon(value), text)
 
-  @parameterized.parameters(
-      (dict(delta=0.0), 'delta'),
-      (dict(l2_norm_clip=0.0), 'l2_norm_clip'),
-  )
-  def test_bad_arguments_are_named(self, kwargs, message):
-    with self.assertRaisesRegex(ValueError, message):
-      _report(_rounds(), **kwargs)
+  def test_bad_arguments_are_named(self):
+    with self.assertRaisesRegex(ValueError, 'delta'):
+      _report(_rounds(), delta=0.0)
     with self.assertRaisesRegex(ValueError, 'rounds must have'):
       _report()
 
@@ -355,26 +337,16 @@ class PlanTest(parameterized.TestCase):
 
   def test_any_two_of_noise_epsilon_and_rounds_give_the_third(self):
     forward = privacy_report.plan(noise_multiplier=1.0, rounds=1000, **_PLAN)
-    self.assertEqual(forward.solved_for, 'epsilon')
     self.assertAlmostEqual(forward.epsilon, 2.44, delta=0.005)
     noise = privacy_report.plan(
         target_epsilon=forward.epsilon, rounds=1000, **_PLAN
     )
-    self.assertEqual(noise.solved_for, 'noise_multiplier')
     self.assertAlmostEqual(noise.rounds[0].noise_multiplier, 1.0, places=5)
     self.assertLessEqual(noise.epsilon, forward.epsilon)
     rounds = privacy_report.plan(
         target_epsilon=forward.epsilon, noise_multiplier=1.0, **_PLAN
     )
-    self.assertEqual(rounds.solved_for, 'rounds')
     self.assertEqual(rounds.rounds[0].count, 1000)
-
-  def test_noise_on_the_mean_is_noise_on_the_sum_over_the_cohort(self):
-    # The paper's 3e-6 at S = 1024: z = 0.003072.
-    (group,) = privacy_report.plan(
-        cohort_size=1024, population=34_753, sigma_mean=3e-6, rounds=1
-    ).rounds
-    self.assertAlmostEqual(group.noise_multiplier, 0.003072, places=12)
 
   def test_settings_reach_the_accounting(self):
     plan = dict(noise_multiplier=1.0, rounds=1000, **_PLAN)
@@ -385,7 +357,6 @@ class PlanTest(parameterized.TestCase):
     )
     by_pld = privacy_report.plan(accountant='pld', **plan)
     self.assertLess(by_pld.epsilon, privacy_report.plan(**plan).epsilon)
-    self.assertIsNone(by_pld.order)
     by_default = privacy_report.plan(**plan | dict(delta=None))
     self.assertEqual(by_default.delta, 1e-6)
 
@@ -397,14 +368,9 @@ class PlanTest(parameterized.TestCase):
           dict(rounds=1, noise_multiplier=1.0, target_epsilon=1.0),
           'found .*target_epsilon, rounds',
       ),
-      (
-          'two_noises',
-          dict(rounds=1, noise_multiplier=1.0, sigma_mean=1.0),
-          'give one of them',
-      ),
       ('rounds', dict(rounds=-1, noise_multiplier=1.0), 'rounds'),
       ('target', dict(rounds=1, target_epsilon=0.0), 'target_epsilon'),
-      ('noise', dict(rounds=1, sigma_mean=-1.0), 'noise_multiplier'),
+      ('noise', dict(rounds=1, noise_multiplier=-1.0), 'noise_multiplier'),
       (
           'accountant',
           dict(rounds=1, noise_multiplier=1.0, accountant='x'),
@@ -422,8 +388,8 @@ class ExtrapolateTest(absltest.TestCase):
     super().setUp()
     # The paper's run with the noise of its first headline.
     self.plan = privacy_report.plan(
-        cohort_size=1024, population=34_753, sigma_mean=3e-6, rounds=2006,
-        delta=1e-9,
+        cohort_size=1024, population=34_753, noise_multiplier=0.003072,
+        rounds=2006, delta=1e-9,
     )
 
   def test_keeps_the_noise_on_the_mean_and_q(self):
@@ -452,7 +418,7 @@ class ExtrapolateTest(absltest.TestCase):
   def test_impossible_extrapolations_are_errors(self):
     with self.assertRaisesRegex(ValueError, 'no population of .10. holds'):
       privacy_report.extrapolate(self.plan, populations=[10])
-    with self.assertRaisesRegex(ValueError, 'cohort size 0'):
+    with self.assertRaisesRegex(ValueError, 'cohort_size'):
       privacy_report.extrapolate(self.plan, cohort_sizes=[0])
     sampling = accounting.Sampling(
         kind='poisson', cohort_size=1, population=10
@@ -504,9 +470,7 @@ class OutputTest(cases.TestCase):
     _, _, given, grown, _ = privacy_report.to_table(rows).splitlines()
     self.assertIn('as given', given)
     self.assertIn('WER assumed, not measured', grown)
-    given, grown = json.loads(privacy_report.to_json(rows))
-    self.assertNotIn('word_error_rate', given)
-    self.assertEqual(grown['word_error_rate'], privacy_report.ASSUMED)
+    self.assertLen(json.loads(privacy_report.to_json(rows)), 2)
 
   def test_a_delta_of_one_over_the_population_is_not_private(self):
     plan = dict(noise_multiplier=9.0, rounds=1, cohort_size=10)

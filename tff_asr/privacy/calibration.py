@@ -1,4 +1,4 @@
-"""Calibration: noise, rounds or cohort size that keep epsilon at a target.
+"""Calibration: noise or rounds that keep epsilon at a target; larger cohorts.
 
 This is the inverse of `accounting`. Each function searches over one quantity,
 given the others, and returns a value that keeps epsilon within the target.
@@ -19,8 +19,6 @@ from tff_asr.privacy import accounting
 _MIN_LOG_NOISE = math.log(accounting.MIN_NOISE_MULTIPLIER)
 _MAX_LOG_NOISE = math.log(2.0**60)
 _MAX_ROUNDS = 10**9
-# Far below 1 / eps of float64, so that a search by floats meets each integer.
-_MAX_COHORT_SIZE = 2**48
 
 
 def noise_multiplier_for_epsilon(
@@ -185,85 +183,6 @@ def scale_cohort(
       # It grows with the noise, at most in proportion.
       sampler_epsilon=group.sampler_epsilon * max(
           1.0, cohort_size / sampling.cohort_size
-      ),
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScaledRun:
-  """A run grown by a factor that keeps the noise on the mean.
-
-  Attributes:
-    cohort_size: The grown cohort.
-    population: The grown population.
-    noise_multiplier: The noise multiplier at that cohort.
-    epsilon: Its RDP epsilon.
-  """
-
-  cohort_size: int
-  population: int
-  noise_multiplier: float
-  epsilon: float
-
-
-def smallest_scaled_run(
-    rounds: Sequence[accounting.RoundGroup],
-    *,
-    target_epsilon: float,
-    delta: float,
-) -> ScaledRun:
-  """Returns the smallest run with this noise on the mean and that epsilon.
-
-  Each group grows (see `scale_cohort`) by one factor, the same for all; the
-  rounds and q stay. A run within the target already is returned as it is.
-
-  Args:
-    rounds: Groups that may differ; at least one with rounds.
-    target_epsilon: Above 0.
-    delta: In (0, 1).
-
-  Returns:
-    Sizes and noise multiplier of the last group, grown; epsilon of all.
-
-  Raises:
-    ValueError: If noise is 0, there are no rounds, or no size reaches the
-      target.
-  """
-  checks.positive(target_epsilon=target_epsilon)
-  rounds = [group for group in rounds if group.count]
-  if not rounds:
-    raise ValueError('There are no rounds to scale.')
-  if min(group.noise_multiplier for group in rounds) == 0:
-    raise ValueError(
-        f'Without noise no size of cohort gives epsilon {target_epsilon}.'
-    )
-  cost = _cost(target_epsilon, delta=delta, accountant='rdp')
-  base = rounds[-1].sampling.cohort_size
-
-  def grow_all(size: int) -> list[accounting.RoundGroup]:
-    return [
-        scale_cohort(
-            group, cohort_size=-(-group.sampling.cohort_size * size // base)
-        )
-        for group in rounds
-    ]
-
-  def excess(size: int) -> float:
-    return _log_ratio(cost(grow_all(size)), target_epsilon)
-
-  size = _first(excess, start=base, limit=_MAX_COHORT_SIZE)
-  if size is None:
-    raise ValueError(
-        f'No size of cohort gives epsilon {target_epsilon} at delta {delta}.'
-    )
-  grown = grow_all(size)
-  return ScaledRun(
-      cohort_size=grown[-1].sampling.cohort_size,
-      population=grown[-1].sampling.population,
-      noise_multiplier=grown[-1].noise_multiplier,
-      # For the result, by all orders: the search left some out.
-      epsilon=accounting.epsilon(
-          accounting.compose(grown), delta=delta
       ),
   )
 

@@ -7,7 +7,7 @@
     >>> report = PrivacyReport(rounds=(rounds,), delta=1e-6, accountant='rdp')
     >>> print(report)
     Privacy report: (1.51, 1e-06)-differential privacy
-    Epsilon: 1.51 by RDP (order 8.9) at delta 1e-06
+    Epsilon: 1.51 by RDP at delta 1e-06
     Privacy unit: client; neighbouring relation: add or remove one client
       rounds              100; Poisson: each of 1,000 clients joins a round
                           independently with probability 0.01, 10 expected
@@ -22,6 +22,7 @@ at the same noise on the mean, as https://arxiv.org/abs/2310.00098 does.
 
 from collections.abc import Iterable, Sequence
 import dataclasses
+import decimal
 import functools
 import itertools
 import json
@@ -39,6 +40,7 @@ from tff_asr.privacy import ledger
 MAX_USEFUL_EPSILON = 10.0
 ASSUMED = 'WER assumed, not measured'
 
+_ROUND_UP = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
 _WIDTH = 80
 _LABEL_WIDTH = 20
 
@@ -82,24 +84,30 @@ _SAMPLING = {
     ),
 }
 
-# Decisions of the program that depend on private data without noise.
-_CONTROL = (
+_SETTLED = (
+    'the number of rounds was settled before the first, by NUM_ROUNDS, '
+    'NUM_STEPS or TARGET_EPSILON; epsilon understates the loss if the run was '
+    'stopped or extended because of its results'
+)
+_NOT_COVERED = (
+    'choosing hyperparameters by looking at private data, and other runs on '
+    'the same data that this one did not start from',
+    # Decisions of the program that depend on private data without noise.
     'a run ends when too many clients of a round fail (MAX_FAILED_SHARE), when '
     'a client hangs (CLIENT_TIMEOUT_SEC) or runs out of memory, or when a '
     'recording of pre-training cannot be read; it does not start when a '
     'private transcript has a character that is not a token, private '
     'utterances are too long on average, a private speaker is in the public '
-    'data, or a private recording of pre-training occurs twice'
+    'data, or a private recording of pre-training occurs twice',
 )
 # The same where devices add the noise.
 _DROP_OUT = (
     'a device that drops out adds no noise, which the variance of the released '
     'sum reveals: whether it does must not depend on its data'
 )
-_SETTLED = (
-    'the number of rounds was settled before the first, by NUM_ROUNDS, '
-    'NUM_STEPS or TARGET_EPSILON; epsilon understates the loss if the run was '
-    'stopped or extended because of its results'
+_TRUSTED_SERVER = (
+    'the server sees the updates before noise is added; the guarantee holds '
+    'against those who see only the trained models'
 )
 
 
@@ -125,10 +133,6 @@ class TrainingDetails:
   public_check: str = ''
   tokens: str = ''
 
-  def __post_init__(self):
-    if self.l2_norm_clip is not None:
-      checks.positive(l2_norm_clip=self.l2_norm_clip)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyReport:
@@ -144,7 +148,6 @@ class PrivacyReport:
     notes: What the ledger notes about the rounds.
     details: Facts about training; None for a plan or an earlier run.
     other_units: Reports of other units that the same model cost.
-    solved_for: What `plan` found: 'epsilon', 'noise_multiplier' or 'rounds'.
   """
 
   rounds: tuple[accounting.RoundGroup, ...]
@@ -156,7 +159,6 @@ class PrivacyReport:
   notes: tuple[ledger.Note, ...] = ()
   details: Optional[TrainingDetails] = None
   other_units: tuple['PrivacyReport', ...] = ()
-  solved_for: str = 'epsilon'
 
   def __post_init__(self):
     if not self.rounds:
@@ -186,15 +188,15 @@ class PrivacyReport:
         group.count and group.noise_multiplier == 0 for group in self.rounds
     )
 
-  @property
+  @functools.cached_property
   def epsilon_rdp(self) -> Optional[float]:
     """Epsilon by RDP, whether or not it is invalid; None if not asked for."""
-    return self._rdp[0]
-
-  @property
-  def order(self) -> Optional[float]:
-    """The Renyi order of `epsilon_rdp`; None without a bound."""
-    return self._rdp[1]
+    if self.accountant == 'pld':
+      return None
+    if not self.is_noised:
+      # Nothing is released before the first round.
+      return math.inf if self.num_rounds else 0.0
+    return accounting.epsilon(accounting.compose(self.rounds), delta=self.delta)
 
   @property
   def epsilon_pld(self) -> Optional[float]:
@@ -239,27 +241,15 @@ class PrivacyReport:
     epsilon = format_epsilon(self.epsilon)
     return f'({epsilon}, {self.delta:g})-differential privacy'
 
-  @functools.cached_property
-  def scale(self) -> Optional[calibration.ScaledRun]:
-    """The smallest run with this noise on the mean that is private.
-
-    None without noise or rounds.
-    """
-    if not self.num_rounds or not self.is_noised:
-      return None
-    return calibration.smallest_scaled_run(
-        self.rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=self.delta
-    )
-
   @property
-  def sampler_epsilon(self) -> float:
-    """What inexact sampling of noise adds to epsilon in all rounds."""
-    return sum(group.count * group.sampler_epsilon for group in self.rounds)
+  def not_covered(self) -> list[str]:
+    """What reveals private data and is not in epsilon."""
+    is_by_devices = bool(_secure_rounds(self.rounds))
+    return [*_NOT_COVERED, *([_DROP_OUT] if is_by_devices else [])]
 
   @property
   def fields(self) -> dict[str, Any]:
     """The report by name, for JSON; infinity is the string 'inf'."""
-    details = self.details or TrainingDetails()
     fields = {
         'private': self.private,
         'verdict': self.verdict,
@@ -267,39 +257,24 @@ class PrivacyReport:
         'epsilon': _json_number(self.epsilon),
         'delta': self.delta,
         'epsilon_rdp': _json_number(self.epsilon_rdp),
-        'order': self.order,
         'epsilon_pld': _json_number(self.epsilon_pld),
         'privacy_unit': self.privacy_unit,
         'neighbouring_relation': self.neighbouring_relation.name.lower(),
-        'solved_for': self.solved_for,
         'rounds': self.num_rounds,
         'inherited_rounds': self.inherited,
         'groups': [_group_fields(group) for group in self.rounds],
-        'sampler_epsilon': self.sampler_epsilon,
-        'invalidations': list(self.invalidations),
         'warnings': _warnings(self.notes),
         'other_units': [other.fields for other in self.other_units],
     }
-    if self.details is None:
-      return fields
-    scale = self.scale
-    return fields | {
-        'trust_model': 'distributed, secure sums (simulated)'
-        if _secure_rounds(self.rounds) else 'central, trusted server',
-        'l2_norm_clip': _json_number(details.l2_norm_clip),
-        'adaptive_layers': details.adaptive_layers,
-        'public_inputs': list(details.public_inputs),
-        'public_check': details.public_check,
-        'tokens': details.tokens,
-        'exact_metrics_shown': _shows_exact_metrics(self.notes),
-        'data_dependent_control': _control(self.rounds),
-        'assumptions': [_SETTLED],
-        'scale_for_target_epsilon': scale and {
-            'target_epsilon': MAX_USEFUL_EPSILON,
-            **dataclasses.asdict(scale),
-            'word_error_rate': 'assumed, not measured',
-        },
-    }
+    if self.details is not None:
+      fields |= dataclasses.asdict(self.details)
+      fields |= {
+          'l2_norm_clip': _json_number(self.details.l2_norm_clip),
+          'public_inputs': list(self.details.public_inputs),
+          'assumptions': [_SETTLED],
+          'not_covered': self.not_covered,
+      }
+    return fields
 
   def __str__(self) -> str:
     relation = _RELATIONS[self.neighbouring_relation]
@@ -327,18 +302,6 @@ class PrivacyReport:
     for other in self.other_units:
       lines += ['', str(other)]
     return '\n'.join(lines)
-
-  @functools.cached_property
-  def _rdp(self) -> tuple[Optional[float], Optional[float]]:
-    """Epsilon by RDP and its order."""
-    if self.accountant == 'pld':
-      return None, None
-    if not self.is_noised:
-      # Nothing is released before the first round.
-      return math.inf if self.num_rounds else 0.0, None
-    return accounting.epsilon_and_order(
-        accounting.compose(self.rounds), delta=self.delta
-    )
 
   @functools.cached_property
   def _pld(self) -> tuple[Optional[float], str]:
@@ -395,7 +358,6 @@ def plan(
     cohort_size: int,
     population: int,
     noise_multiplier: Optional[float] = None,
-    sigma_mean: Optional[float] = None,
     target_epsilon: Optional[float] = None,
     rounds: Optional[int] = None,
     delta: Optional[float] = None,
@@ -408,7 +370,6 @@ def plan(
     cohort_size: Clients per round, expected ones under Poisson sampling.
     population: All private clients.
     noise_multiplier: Noise on the sum over the clip.
-    sigma_mean: The same noise on the mean; give at most one of the two.
     target_epsilon: Epsilon not to be exceeded.
     rounds: Number of rounds.
     delta: In (0, 1); None: 1 / (10 population).
@@ -422,53 +383,36 @@ def plan(
     ValueError: Not exactly two of the three are given, or an argument is out of
       range.
   """
-  if noise_multiplier is not None and sigma_mean is not None:
-    raise ValueError(
-        'noise_multiplier and sigma_mean are the same noise (on the sum, on '
-        'the mean): give one of them.'
-    )
   how = accounting.Sampling(
       kind=sampling, cohort_size=cohort_size, population=population
   )
-  if sigma_mean is not None:
-    noise_multiplier = sigma_mean * cohort_size
   given = {
-      'noise_multiplier (or sigma_mean)': noise_multiplier,
+      'noise': noise_multiplier,
       'target_epsilon': target_epsilon,
       'rounds': rounds,
   }
-  missing = [name for name, value in given.items() if value is None]
-  if len(missing) != 1:
-    found = [name for name in given if name not in missing]
+  found = [name for name, value in given.items() if value is not None]
+  if len(found) != 2:
     raise ValueError(
         f'two of {", ".join(given)} must be given, the third is found; found '
         f'{", ".join(found) or "none of them"}.'
     )
-  # A group without noise: only its population is read.
-  delta = delta_or_default(
-      delta, [accounting.RoundGroup(sampling=how, noise_multiplier=0)]
-  )
-  solved_for = 'epsilon'
+  if delta is None:
+    delta = 0.1 / population
+  target = dict(sampling=how, delta=delta, accountant=accountant)
   if noise_multiplier is None:
-    solved_for = 'noise_multiplier'
     noise_multiplier = calibration.noise_multiplier_for_epsilon(
-        target_epsilon, sampling=how, rounds=rounds, delta=delta,
-        accountant=accountant,
+        target_epsilon, rounds=rounds, **target
     )
   elif rounds is None:
-    solved_for = 'rounds'
     rounds = calibration.rounds_for_epsilon(
-        target_epsilon, sampling=how, noise_multiplier=noise_multiplier,
-        delta=delta, accountant=accountant,
+        target_epsilon, noise_multiplier=noise_multiplier, **target
     )
   checks.non_negative_int(rounds=rounds)
   group = accounting.RoundGroup(
       sampling=how, noise_multiplier=noise_multiplier, count=rounds
   )
-  return PrivacyReport(
-      rounds=(group,), delta=delta, accountant=accountant,
-      solved_for=solved_for,
-  )
+  return PrivacyReport(rounds=(group,), delta=delta, accountant=accountant)
 
 
 def extrapolate(
@@ -499,10 +443,6 @@ def extrapolate(
         f'{len(report.rounds)} kinds of rounds.'
     )
   (group,) = report.rounds
-  checks.positive_int(
-      **{f'cohort size {size}': size for size in cohort_sizes},
-      **{f'population {size}': size for size in populations},
-  )
   grown = [
       dataclasses.replace(
           report,
@@ -532,9 +472,6 @@ def to_json(reports: Sequence[PrivacyReport]) -> str:
     reports: One report, or a plan and its extrapolations.
   """
   rows = [report.fields for report in reports]
-  # The first is the plan itself; the others are extrapolated.
-  for row in rows[1:]:
-    row['word_error_rate'] = ASSUMED
   return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
 
 
@@ -542,13 +479,12 @@ def to_table(reports: Sequence[PrivacyReport]) -> str:
   """Returns a plan and its extrapolations as a table in Markdown."""
   lines = [
       '| cohort | population | q | rounds | noise on mean | noise multiplier '
-      '| epsilon | order | |',
-      '|---|---|---|---|---|---|---|---|---|',
+      '| epsilon | |',
+      '|---|---|---|---|---|---|---|---|',
   ]
   first = reports[0]
   for report in reports:
     (group,) = report.rounds
-    order = '' if report.order is None else f'{report.order:g}'
     remark = 'as given' if report is first else ASSUMED
     if report is not first and not report.private:
       remark += '; NOT PRIVATE'
@@ -556,7 +492,7 @@ def to_table(reports: Sequence[PrivacyReport]) -> str:
         f'| {group.sampling.cohort_size:,} | {group.sampling.population:,} '
         f'| {group.sampling.sampling_prob:.3g} | {group.count:,} '
         f'| {_noise_on_mean(group):.4g} | {group.noise_multiplier:.4g} '
-        f'| {format_epsilon(report.epsilon)} | {order} | {remark} |'
+        f'| {format_epsilon(report.epsilon)} | {remark} |'
     )
   relation = first.neighbouring_relation.name.lower()
   lines.append(
@@ -616,14 +552,11 @@ def why_not_private(
 
 def format_epsilon(value: float) -> str:
   """Returns epsilon rounded up in its third digit: it is never understated."""
-  if value == 0 or math.isinf(value):
-    return 'infinite' if value else '0'
-  # At least 1e-307: a smaller power of ten would be 0.
-  digit = 10.0 ** max(-307, math.floor(math.log10(value)) - 2)
-  # Without the factor, the rounding of the quotient could raise a value that
-  # has three digits already.
-  rounded = math.ceil(value / digit * (1 - 1e-12)) * digit
-  return f'{rounded:.3g}'
+  if math.isinf(value):
+    return 'infinite'
+  # Of the shortest decimal, so that a value of three digits keeps them.
+  rounded = _ROUND_UP.create_decimal(repr(float(value)))
+  return f'{float(rounded):.3g}'
 
 
 def _json_number(value: Optional[float]) -> float | str | None:
@@ -648,15 +581,6 @@ def _secure_rounds(
 ) -> list[accounting.RoundGroup]:
   """The groups in which clients added the noise."""
   return [group for group in rounds if group.secure_sum is not None]
-
-
-def _control(rounds: Iterable[accounting.RoundGroup]) -> list[str]:
-  """Control by private data that the guarantee does not cover."""
-  return [_CONTROL, *([_DROP_OUT] if _secure_rounds(rounds) else [])]
-
-
-def _shows_exact_metrics(notes: Iterable[ledger.Note]) -> bool:
-  return any(note.what == 'exact_metrics' for note in notes)
 
 
 def _warnings(notes: Iterable[ledger.Note]) -> list[str]:
@@ -706,9 +630,7 @@ def _epsilon_words(report: PrivacyReport) -> str:
   """Epsilon by each accountant, and delta."""
   bounds = []
   if report.epsilon_rdp is not None:
-    is_bound = 0 < report.epsilon_rdp < math.inf
-    order = f' (order {report.order:g})' if is_bound else ''
-    bounds.append(f'{format_epsilon(report.epsilon_rdp)} by RDP{order}')
+    bounds.append(f'{format_epsilon(report.epsilon_rdp)} by RDP')
   if report.epsilon_pld is not None:
     bounds.append(f'{format_epsilon(report.epsilon_pld)} by PLD')
   words = f'{", ".join(bounds)} at delta {report.delta:g}'
@@ -744,8 +666,6 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
     ))
   if report.pld_obstacle:
     entries.append(('epsilon by PLD', f'not computed: {report.pld_obstacle}'))
-  if report.solved_for != 'epsilon':
-    entries.append(('found', report.solved_for))
   return entries
 
 
@@ -802,32 +722,16 @@ def _training_entries(
       ('unit covers', _UNITS.get(unit, 'one client')),
       ('taken as public', public_words),
       *([('tokens', details.tokens)] if details.tokens else []),
-      ('accuracy', 'epsilons are upper bounds up to float64 rounding, measured '
-       f'to be below {accounting.EPSILON_ERROR:g}'),
-      ('larger cohorts', _scale_words(report)),
       ('assumptions', _SETTLED),
-      ('not counted', 'choosing hyperparameters by looking at private data, '
-       'and other runs on the same data that this one did not start from'),
-      ('control', 'rounds, stopping, evaluation and learning rate depend only '
-       'on the settings, the ledger and the released (noised) models. NOT '
-       f'COVERED: {"; ".join(_control(report.rounds))}'),
-      ('noise', _noise_words(report)),
-      ('metrics', 'those named not_private/... (losses, norms, counts, times) '
-       'are exact and NOT COVERED; they were shown'
-       if _shows_exact_metrics(report.notes) else 'only metrics that follow '
-       'from the settings, the ledger and the released models were shown'),
+      ('NOT COVERED', '; '.join(report.not_covered)),
   ]
 
 
 def _trust_words(rounds: Iterable[accounting.RoundGroup]) -> str:
   """Which party sees what, and which parties the guarantee covers."""
-  trusted = (
-      'the server sees the updates before noise is added; the guarantee holds '
-      'against those who see only the trained models'
-  )
   secure = _secure_rounds(rounds)
   if not secure:
-    return f'central differential privacy with a trusted server: {trusted}'
+    return f'central differential privacy, trusted server: {_TRUSTED_SERVER}'
   bits = max(group.secure_sum.bits for group in secure)
   words = (
       'distributed differential privacy with secure aggregation: each device '
@@ -845,7 +749,7 @@ def _trust_words(rounds: Iterable[accounting.RoundGroup]) -> str:
   else:
     words += 'The guarantee also holds against the server'
   if any(group.secure_sum is None and group.count for group in rounds):
-    words += f'. In other rounds, {trusted}'
+    words += f'. In other rounds, {_TRUSTED_SERVER}'
   return words
 
 
@@ -865,41 +769,3 @@ def _clip_words(details: TrainingDetails, *, unit: str) -> str:
         'for'
     )
   return words
-
-
-def _scale_words(report: PrivacyReport) -> str:
-  """The smallest run with this noise on the mean that reaches the target."""
-  unit = report.privacy_unit
-  if not report.is_noised:
-    return (
-        f'without clip and noise no number of {unit}s gives epsilon '
-        f'{MAX_USEFUL_EPSILON:g}'
-    )
-  scale = report.scale
-  if scale is None:
-    return 'depends on the number of rounds; none is released yet'
-  last = [group for group in report.rounds if group.count][-1]
-  if scale.cohort_size == last.sampling.cohort_size:
-    return f'not needed: this run is within epsilon {MAX_USEFUL_EPSILON:g}'
-  return (
-      f'the same noise on the mean would give epsilon {MAX_USEFUL_EPSILON:g} '
-      f'with at least {scale.cohort_size:,} of {scale.population:,} {unit}s '
-      f'per round (noise multiplier {scale.noise_multiplier:.4g}; {ASSUMED})'
-  )
-
-
-def _noise_words(report: PrivacyReport) -> str:
-  """How noise is drawn."""
-  if not report.is_noised:
-    return 'none, or not in all rounds'
-  inexact = (
-      'a sum of discrete Gaussians'
-      if _secure_rounds(report.rounds)
-      else 'computed with some 28 digits'
-  )
-  return (
-      'noise and sums are integer multiples of a public grid step, so rounding '
-      'reveals nothing; drawn by ChaCha20 under a 256-bit key. That it is '
-      f'{inexact} adds at most {report.sampler_epsilon:.1g} to epsilon, which '
-      'is counted'
-  )
