@@ -11,12 +11,9 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 from typing import Any, BinaryIO
 
-# Far above what this project writes as text: metrics, transcripts, a ledger.
-_MAX_BYTES = 2**28
 _CHUNK_BYTES = 1 << 20
 
 
@@ -60,12 +57,6 @@ def write(path: str, data: bytes, *, mode: int = 0o644) -> None:
     file.write(data)
 
 
-def copy(source: str, path: str) -> None:
-  """As `write`: copies another file."""
-  with open_plain(source) as file, replacing(path) as copied:
-    shutil.copyfileobj(file, copied)
-
-
 def write_text(path: str, text: str) -> None:
   """As `write`: text in UTF-8."""
   write(path, text.encode())
@@ -97,12 +88,12 @@ def open_plain(path: str) -> Iterator[BinaryIO]:
     yield file
 
 
-def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
+def read(path: str, *, max_bytes: int | None = None) -> bytes:
   """Returns a file's bytes.
 
   Args:
     path: The file.
-    max_bytes: The largest size to read.
+    max_bytes: The largest size to read; None: no limit.
 
   Raises:
     OSError: It cannot be read.
@@ -110,13 +101,12 @@ def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
   """
   with open_plain(path) as file:
     size = os.fstat(file.fileno()).st_size
-    if size > max_bytes:
+    if max_bytes is not None and size > max_bytes:
       raise ValueError(
           f'{path} has {size:,} bytes, more than the {max_bytes:,} '
           'that such a file may have.'
       )
-    # Limited again: the file may have grown since its size was read.
-    return file.read(max_bytes)
+    return file.read()
 
 
 def parse_json(data: bytes | str) -> Any:

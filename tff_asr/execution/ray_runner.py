@@ -48,16 +48,6 @@ _LOSSES = (
 )
 
 
-class _NoAnswerError(Exception):
-  """A worker is alive but cannot use its object store."""
-
-
-_STORE_FULL = (
-    ray.exceptions.ObjectStoreFullError,
-    ray.exceptions.OutOfDiskError,
-)
-
-
 def _put(value: Any) -> ray.ObjectRef:
   """Puts a value into this machine's object store.
 
@@ -66,7 +56,9 @@ def _put(value: Any) -> ray.ObjectRef:
   """
   try:
     return ray.put(value)
-  except _STORE_FULL as error:
+  except (
+      ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError
+  ) as error:
     raise OSError(
         errno.ENOSPC,
         f"Ray's object store on this machine is full ({type(error).__name__}): "
@@ -92,15 +84,19 @@ class _ActorOptions(TypedDict, total=False):
   scheduling_strategy: str | _NodeAffinity
 
 
+# A number if `num_workers` is set, else a node's id and a number on it.
+_Room = int | tuple[str, int]
+
+
 class Actor:
   """The driver's handle of one Ray worker, from its launch to its end.
 
   Attributes:
+    options: for Ray.
     handle: Ray's handle.
     num_threads: how many clients it trains at once.
     devices: the devices of its threads; None until it has started.
     node: its machine, for messages.
-    node_id: Ray's id of the machine.
   """
 
   def __init__(
@@ -115,23 +111,13 @@ class Actor:
     remote = ray.remote(concurrency_groups={_CONTROL: 1})(
         ray_worker.RayWorker
     )
+    self.options = options
     # No restarts by Ray: it would not call `start` again.
     self.handle = remote.options(max_restarts=0, **options).remote()
     self.num_threads = options['max_concurrency']
     self.devices = None
     self.node = 'not started'
-    self.node_id = None
     self._started = self.handle.start.remote(settings)
-    # For `replace`: a new actor with the same options, elsewhere if need be.
-    self._relaunch = functools.partial(Actor, options, settings)
-    # A chain: each lost actor points to the one launched in its place.
-    self._successor = None
-    self._lock = threading.Lock()
-
-  @property
-  def latest(self) -> 'Actor':
-    """The actor that was launched last in place of this one, or itself."""
-    return self if self._successor is None else self._successor.latest
 
   def wait(self, is_over: Callable[[], bool] = lambda: False) -> bool:
     """Waits until the actor has started; returns whether it has.
@@ -158,8 +144,7 @@ class Actor:
               f'A Ray worker did not start ({_last_line(error)}); put the same '
               'copy of this project on every machine.'
           ) from error
-        self.node, self.node_id = found.node, found.node_id
-        self.devices = found.devices
+        self.node, self.devices = found
       elif is_over() or time.monotonic() >= deadline:
         return False
     return True
@@ -176,14 +161,6 @@ class Actor:
     """Ends the actor, which may be running though Ray reports it lost."""
     ray.kill(self.handle)
 
-  def replace(self) -> None:
-    """Launches a successor of this actor, which was lost, unless it has one."""
-    with self._lock:
-      if self._successor is None:
-        logging.warning('Lost a Ray worker: %s.', self.node)
-        self.end()
-        self._successor = self._relaunch()
-
 
 class _RayPrograms(NamedTuple):
   """A computation's clients' programs in the object store.
@@ -198,7 +175,11 @@ class _RayPrograms(NamedTuple):
 
 
 class RayRunner(context.Runner[_RayPrograms]):
-  """Runs clients on Ray actors, and the server's part in this process."""
+  """Runs clients on Ray actors, and the server's part in this process.
+
+  Attributes:
+    actors: those that run or are being started, by room (`_find_rooms`).
+  """
 
   def __init__(self, settings: ray_cluster.Settings):
     """Connects to the cluster and starts the actors."""
@@ -208,36 +189,37 @@ class RayRunner(context.Runner[_RayPrograms]):
     )
     self._worker_settings = ray_worker.WorkerSettings(
         folder=os.getcwd(),
-        software=ray_worker.find_software(),
         num_threads=settings.cpus_per_worker,
         op_libraries=tuple(settings.op_libraries),
-        required_files=ray_worker.digest_all(
-            settings.required_paths, machine='This machine'
-        ),
+        required_paths=tuple(settings.required_paths),
+        expected=ray_worker.describe_node(settings.required_paths),
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
     )
-    self._actors = {}  # By room; see `_find_rooms`.
+    self.actors = {}
+    self._lock = threading.Lock()  # Of replacements.
     # GPUs and CPUs give different bits, so all actors stay of one kind.
     self._on_gpus = _have_gpus(_find_nodes())
-    self._has_warned = False
     self._computations = itertools.count()
     self._rounds = itertools.count()
     super().__init__(settings, server_device=devices.logical_devices(None)[0])
     self._fill_rooms()
-    _wait_for_all(self.actors)
-
-  @property
-  def actors(self) -> list[Actor]:
-    """Those that run or are being started."""
-    self._actors = {
-        room: actor.latest for room, actor in self._actors.items()
-    }
-    return list(self._actors.values())
+    _wait_for_all(list(self.actors.values()))
 
   @property
   def num_threads(self) -> int:
-    return sum(actor.num_threads for actor in self.actors)
+    return sum(actor.num_threads for actor in self.actors.values())
+
+  def replace(self, room: _Room, lost: Actor, error: Exception) -> None:
+    """Launches an actor in place of a lost one, unless another thread has."""
+    with self._lock:
+      if self.actors[room] is lost:
+        logging.warning(
+            'Lost a Ray worker: %s (%s).', lost.node, _last_line(error)
+        )
+        lost.end()
+        # With the same options, elsewhere if need be.
+        self.actors[room] = Actor(lost.options, self._worker_settings)
 
   def _fill_rooms(self) -> None:
     """Starts actors where the cluster has room that it did not have before.
@@ -250,26 +232,18 @@ class RayRunner(context.Runner[_RayPrograms]):
       ValueError: the cluster is too small for the first actors.
     """
     nodes = _find_nodes()
-    if _have_gpus(nodes) and not (self._on_gpus or self._has_warned):
-      self._has_warned = True
-      logging.warning(
-          'The Ray cluster has GPUs now. This program began without GPUs, and '
-          'keeps to CPUs; start it again to train on GPUs.'
-      )
     try:
       rooms = _find_rooms(self.settings, nodes, on_gpus=self._on_gpus)
     except ValueError:
-      if not self._actors:
+      if not self.actors:
         raise
       return
     for room, options in rooms.items():
-      if room not in self._actors:
-        self._actors[room] = Actor(options, self._worker_settings)
-    for room in self._actors.keys() - rooms.keys():
-      actor = self._actors[room].latest
-      if actor.devices is None:
-        del self._actors[room]
-        actor.end()
+      if room not in self.actors:
+        self.actors[room] = Actor(options, self._worker_settings)
+    for room in self.actors.keys() - rooms.keys():
+      if self.actors[room].devices is None:
+        self.actors.pop(room).end()
 
   def load_clients(self, programs: compiler.ClientPrograms) -> _RayPrograms:
     return _RayPrograms(next(self._computations), _put(programs))
@@ -291,13 +265,13 @@ class RayRunner(context.Runner[_RayPrograms]):
         broadcast=[_put(broadcast)],
         leaves_out=this_round.max_failed > 0,
     )
-    actors = self.actors
     served = [
-        (actor, thread)
-        for actor in actors
+        (room, thread)
+        for room, actor in self.actors.items()
         for thread in range(actor.num_threads)
     ]
     ray_round = _RayRound(
+        self,
         this_round,
         key,
         num_threads=len(served),
@@ -310,29 +284,17 @@ class RayRunner(context.Runner[_RayPrograms]):
           ray_round.get_sum,
       )
     finally:
-      for actor in actors:
-        actor.latest.end_round(key.number)
-
-
-class _FlushedSum(NamedTuple):
-  """Where a flushed sum is.
-
-  Attributes:
-    node_id: Ray's id of the machine.
-    reference: to the `ray_sums.PackedSum`.
-  """
-
-  node_id: str
-  reference: ray.ObjectRef
+      for actor in self.actors.values():
+        actor.end_round(key.number)
 
 
 class _RayRound:
   """State of one round, shared by the threads that serve actors' threads.
 
   - What is lost with an actor goes back to the scheduler (`Scheduler.fail`):
-    its tasks, and the groups in its running sum. The loss counts against a task
-    only if the actor had answered a ping after the task was dealt.
-  - An actor that cannot use its object store counts as lost, with its task.
+    its tasks, and the groups in its running sum. An actor that was dead before
+    the task was dealt does not count against the task.
+  - An actor that cannot use its object store counts as lost.
   - The lost actor is replaced. Its threads leave the round if the replacement
     does not start in time, is lost while it starts, or lacks something.
   - The round ends with `WorkerLostError` when the last thread leaves before the
@@ -342,12 +304,14 @@ class _RayRound:
 
   def __init__(
       self,
+      runner: RayRunner,
       this_round: client_round.ClientRound,
       key: ray_worker.RoundInputs,
       *,
       num_threads: int,
       server_device: str,
   ):
+    self._runner = runner
     self._round = this_round
     self._tasks = this_round.scheduler
     self._key = key
@@ -355,27 +319,25 @@ class _RayRound:
     self._server_device = server_device
     self._lock = threading.Lock()
 
-  def serve(self, actor: Actor, thread: int) -> None:
-    """Serves one thread of an actor: one task after another."""
-    while self._is_running(actor := actor.latest):
+  def serve(self, room: _Room, thread: int) -> None:
+    """Serves one thread of a room's actor: one task after another."""
+    while (actor := self._wait_for_actor(room)) is not None:
       task = self._tasks.acquire(actor)
       if task is None:
         return
-      was_there = False
+      has_answered = False
       try:
         # A machine takes all of its actors along. An actor that was dead before
         # it got the task was not lost because of the task.
-        self._ping(actor)
-        was_there = True
+        self._wait(actor.ping(), timeout_sec=self._round.timeout_sec)
+        has_answered = True
         self._run(actor, thread, task)
-      except _NoAnswerError as error:
-        logging.warning('A Ray worker is given up: %s', error)
-        actor.replace()
-        # It counts: each replacement may find the same full store.
-        self._tasks.fail(actor, task)
-      except (*_LOSSES, *_STORE_FULL):
-        actor.replace()
-        self._tasks.fail(actor, task, counts=was_there)
+      # Also a report that was lost with the store of the actor's machine.
+      except (ray.exceptions.RayError, OSError) as error:
+        self._runner.replace(room, actor, error)
+        # A full store counts: each replacement may find it full.
+        counts = has_answered or not isinstance(error, _LOSSES)
+        self._tasks.fail(actor, task, counts=counts)
     self._leave()
 
   def get_sum(self) -> list[tf.Tensor]:
@@ -387,15 +349,13 @@ class _RayRound:
     """
     while True:
       sums = self._tasks.wait_for_sums()
-      # Sums of one machine come next to each other: a task adds them there.
-      sums.sort(key=lambda each: each.value.node_id)
       try:
-        total = self._add([each.value.reference for each in sums])
+        total = self._add([each.value for each in sums])
       except (*_LOSSES, ray.exceptions.ObjectLostError) as error:
         lost = []
         if isinstance(error, ray.exceptions.ObjectLostError):
           name = error.object_ref_hex
-          lost = [each for each in sums if each.value.reference.hex() == name]
+          lost = [each for each in sums if each.value.hex() == name]
         for each in lost or sums:  # If it is another object, all may be lost.
           self._tasks.fail_sum(each)
       else:
@@ -413,17 +373,19 @@ class _RayRound:
       ]
     return ray_sums.add(map(self._wait, references))
 
-  def _is_running(self, actor: Actor) -> bool:
-    """Waits for an actor that is being started; returns whether it is."""
+  def _wait_for_actor(self, room: _Room) -> Actor | None:
+    """Returns the room's actor once it has started; None if it does not."""
+    actor = self._runner.actors[room]
     try:
-      return actor.wait(
+      has_started = actor.wait(
           lambda: self._tasks.is_over() or self._round.stop.is_set()
       )
-    except _LOSSES:
-      actor.replace()
+      return actor if has_started else None
+    except _LOSSES as error:
+      self._runner.replace(room, actor, error)
     except ValueError as error:
       logging.warning('A lost Ray worker is not replaced: %s', error)
-    return False
+    return None
 
   def _leave(self) -> None:
     """Ends the round if the last thread leaves before the work is done."""
@@ -438,20 +400,6 @@ class _RayRound:
         )
         self._tasks.stop()
 
-  def _ping(self, actor: Actor) -> None:
-    """Waits until an actor answers.
-
-    Raises:
-      _LOSSES: it is gone, or exceeded the time limit.
-      _NoAnswerError: it is alive but cannot use its object store or disk.
-    """
-    try:
-      self._wait(actor.ping(), timeout_sec=self._round.timeout_sec)
-    except _LOSSES:
-      raise
-    except (ray.exceptions.RayError, OSError) as error:
-      raise _NoAnswerError(_last_line(error)) from error
-
   def _run(self, actor: Actor, thread: int, task: scheduler.Task) -> None:
     """Runs a task on an actor, and reports that it is complete."""
     if isinstance(task, scheduler.ClientGroup):
@@ -463,7 +411,7 @@ class _RayRound:
       )
       # Waits for the small value: the sum itself stays on its machine.
       self._count(self._wait(num_bytes))
-      self._tasks.complete(actor, task, _FlushedSum(actor.node_id, reference))
+      self._tasks.complete(actor, task, reference)
 
   def _count(self, num_bytes: int) -> None:
     with self._lock:
@@ -476,7 +424,7 @@ class _RayRound:
 
     Raises:
       scheduler.RoundStopped: the round has ended.
-      _LOSSES: the actor was lost, or its report.
+      RayError: the actor was lost, or its report.
     """
     this_round = self._round
     device = f'{actor.devices[thread]} of node {actor.node}'
@@ -490,17 +438,13 @@ class _RayRound:
       except Exception as error:  # pylint: disable=broad-exception-caught
         this_round.fail(position, error, device, is_repeated=was_completed)
     limit = this_round.timeout_sec
-    try:
-      report = self._wait(
-          actor.handle.train.remote(
-              self._key, thread, tuple(clients), list(clients.values())
-          ),
-          # The limit is for one client, and a group trains one after another.
-          timeout_sec=limit and limit * len(group.positions),
-      )
-    except ray.exceptions.ObjectLostError as error:
-      # A report with large sums is in the store of the worker's machine.
-      raise ray.exceptions.WorkerCrashedError() from error
+    report = self._wait(
+        actor.handle.train.remote(
+            self._key, thread, tuple(clients), list(clients.values())
+        ),
+        # The limit is for one client, and a group trains one after another.
+        timeout_sec=limit and limit * len(group.positions),
+    )
     for position, error in report.errors:
       this_round.fail(position, error, device, is_repeated=was_completed)
     if report.ordered is None:
@@ -574,10 +518,6 @@ def _find_nodes() -> dict[str, dict[str, float]]:
 
 def _have_gpus(nodes: dict[str, dict[str, float]]) -> bool:
   return any(resources.get('GPU', 0) >= 1 for resources in nodes.values())
-
-
-# A number if `num_workers` is set, else a node's id and a number on it.
-_Room = int | tuple[str, int]
 
 
 def _find_rooms(

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 
 import ray
 
@@ -29,7 +28,6 @@ _ENVIRONMENT = {
 
 _CONNECT_TIMEOUT_SEC = 10.0
 
-_lock = threading.Lock()
 _watch = None  # Of the cluster that this process is connected to.
 
 
@@ -45,49 +43,44 @@ def connect(address: str | None, *, num_cpus: int) -> None:
     ConnectionError: there is no cluster at `address`.
   """
   global _watch
-  with _lock:
-    if ray.is_initialized():
-      return
-    for name, value in _ENVIRONMENT.items():
-      os.environ.setdefault(name, value)
-    atexit.unregister(stop)
-    folder = None
-    if address is None:
-      # Ray opens its folder to all users, so it gets one inside of a folder
-      # that is private. The path is short: those of sockets have a limit.
-      folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
-    _watch = _Watch(folder)
-    try:
-      if folder is not None:
-        _start(num_cpus, folder)
-      else:
-        _join(address)
-    except BaseException:
-      _leave()
-      raise
-    # Registered after Ray's own exit handlers, so it runs before those.
-    atexit.register(stop)
+  if ray.is_initialized():
+    return
+  for name, value in _ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+  atexit.unregister(stop)
+  folder = None
+  if address is None:
+    # Ray opens its folder to all users, so it gets one inside of a folder that
+    # is private. The path is short: those of sockets have a limit.
+    folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
+  _watch = _Watch(folder)
+  try:
+    if folder is not None:
+      _start(num_cpus, folder)
+    else:
+      _join(address)
+  # An interrupt must leave no process either.
+  except BaseException:
+    stop()
+    raise
+  # Registered after Ray's own exit handlers, so it runs before those.
+  atexit.register(stop)
 
 
 def stop() -> None:
   """Leaves the cluster; stops it if this process started it."""
-  with _lock:
-    _leave()
-
-
-def announce_end() -> None:
-  """Announces that the program is about to end, so this is no error."""
-  if _watch is not None:
-    _watch.announce_end()
-
-
-def _leave() -> None:
   global _watch
   announce_end()
   ray.shutdown()
   if _watch is not None:
     _watch.end()
     _watch = None
+
+
+def announce_end() -> None:
+  """Announces that the program is about to end, so this is no error."""
+  if _watch is not None:
+    _watch.announce_end()
 
 
 class _Watch:

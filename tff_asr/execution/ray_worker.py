@@ -9,7 +9,7 @@ computation's types name. Programs arrive as bytes; clients and the broadcast as
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import hashlib
 from importlib import metadata
 import os
@@ -18,20 +18,16 @@ import pickle
 import pkgutil
 import platform
 import threading
-import types
-import typing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import ray
 import tensorflow as tf
 
 from tff_asr.execution import client_trainer
 from tff_asr.execution import devices
 from tff_asr.execution import ray_sums
 from tff_asr.execution import scheduler
-
-if typing.TYPE_CHECKING:  # Tests of this module run without Ray.
-  import ray
 
 # A run uses few computations at a time: a round, an evaluation.
 MAX_LOADED = 8
@@ -58,21 +54,20 @@ class WorkerSettings(NamedTuple):
 
   Attributes:
     folder: the driver's working folder, where relative paths start.
-    software: `find_software` of the driver.
     num_threads: threads of each op; the bits of a result depend on them.
     op_libraries: names for `pkgutil.resolve_name`, each of which registers
       TensorFlow ops when it is resolved.
-    required_files: paths of files and folders, and `path_digest` of each in the
-      driver.
+    required_paths: files and folders that a worker must find.
+    expected: `describe_node` of the driver.
     clients_per_device: see `context.Settings`.
     gpu_memory_mb: see `context.Settings`.
   """
 
   folder: str
-  software: dict[str, str]
   num_threads: int
   op_libraries: tuple[str, ...]
-  required_files: dict[str, str]
+  required_paths: tuple[str, ...]
+  expected: dict[str, str]
   clients_per_device: int
   gpu_memory_mb: int | None
 
@@ -81,14 +76,12 @@ class WorkerDescription(NamedTuple):
   """A worker's description, returned when it has started.
 
   Attributes:
-    devices: the device of each of its threads.
     node: its machine, for messages.
-    node_id: Ray's id of the machine.
+    devices: the device of each of its threads.
   """
 
-  devices: tuple[str, ...]
   node: str
-  node_id: str
+  devices: tuple[str, ...]
 
 
 class RoundInputs(NamedTuple):
@@ -105,8 +98,8 @@ class RoundInputs(NamedTuple):
   # Lists keep Ray from replacing the references by their values in each call.
   number: int
   computation: int
-  programs: list['ray.ObjectRef']
-  broadcast: list['ray.ObjectRef']
+  programs: list[ray.ObjectRef]
+  broadcast: list[ray.ObjectRef]
   leaves_out: bool
 
 
@@ -130,9 +123,8 @@ class RayWorker:
   have not ended. Several threads may train at once.
   """
 
-  def __init__(self, get: Callable[['ray.ObjectRef'], Any] | None = None):
-    """Starts without a device; `get` replaces `ray.get` in tests."""
-    self._get = get or _import_ray().get
+  def __init__(self):
+    """Starts without a device."""
     self._devices = devices.DeviceSet(('/device:CPU:0',), 1)
     self._loaded = {}  # `client_trainer.LoadedClientPrograms`, by computation.
     self._rounds = {}  # Trainer and clients' values, by round number.
@@ -149,20 +141,18 @@ class RayWorker:
         holds other files than the driver's, a library is missing, or TensorFlow
         finds no GPU where Ray gave one. The message names the node.
     """
-    ray_lib = _import_ray()
-    # Software first: another version may not understand the rest.
-    node = f'{os.uname().nodename} ({ray_lib.util.get_node_ip_address()})'
-    check_software(node, expected=settings.software)
+    node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
     # Threads of an op decide how it splits sums, and so the bits.
     tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
-    if not ray_lib.get_gpu_ids():
+    if not ray.get_gpu_ids():
       # Ray gave this actor no GPU, so it must not use those of the machine.
       tf.config.set_visible_devices([], 'GPU')
     if os.path.isdir(settings.folder):
       os.chdir(settings.folder)
     check_node(
         node,
-        required_files=settings.required_files,
+        expected=settings.expected,
+        required_paths=settings.required_paths,
         op_libraries=settings.op_libraries,
     )
     self._devices = devices.choose(
@@ -170,23 +160,20 @@ class RayWorker:
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
     )
-    if ray_lib.get_gpu_ids() and 'GPU' not in self._devices.devices[0]:
+    if ray.get_gpu_ids() and 'GPU' not in self._devices.devices[0]:
       raise ValueError(
           f'TensorFlow finds no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
     return WorkerDescription(
-        self._devices.devices * self._devices.clients_per_device,
-        node=node,
-        node_id=ray_lib.get_runtime_context().get_node_id(),
+        node, self._devices.devices * self._devices.clients_per_device
     )
 
   def ping(self) -> None:
     """Returns if the worker and its machine are there, also during training."""
     # A process survives its machine's Ray by seconds. It would answer, but
     # without the object store it can do nothing.
-    ray_lib = _import_ray()
-    ray_lib.get(ray_lib.put(bytes(_PING_BYTES)))
+    ray.get(ray.put(bytes(_PING_BYTES)))
 
   def end_round(self, number: int) -> None:
     """Ends the round after the clients now in work, and frees its values."""
@@ -244,7 +231,7 @@ class RayWorker:
             self._load(key),
             devices=self._devices.devices,
             clients_per_device=self._devices.clients_per_device,
-            broadcast=unpack(self._get(key.broadcast[0])),
+            broadcast=unpack(ray.get(key.broadcast[0])),
             get_client=values.get,
         )
         self._rounds[key.number] = trainer, values
@@ -252,14 +239,13 @@ class RayWorker:
 
   def _load(self, key: RoundInputs) -> client_trainer.LoadedClientPrograms:
     """The round's programs, loaded at the first call."""
-    loaded = self._loaded.pop(key.computation, None)
-    if loaded is None:
-      loaded = client_trainer.load(self._get(key.programs[0]))
-    # The order of the dict is the order of use: this one is now the last.
-    self._loaded[key.computation] = loaded
-    while len(self._loaded) > MAX_LOADED:
-      del self._loaded[next(iter(self._loaded))]
-    return loaded
+    if key.computation not in self._loaded:
+      if len(self._loaded) == MAX_LOADED:
+        self._loaded.clear()
+      self._loaded[key.computation] = client_trainer.load(
+          ray.get(key.programs[0])
+      )
+    return self._loaded[key.computation]
 
 
 class _GroupMonitor:
@@ -294,74 +280,64 @@ def count_bytes(values: Sequence[Packed]) -> int:
   )
 
 
-def find_software() -> dict[str, str]:
-  """Returns the sources and versions that the bits of a result depend on."""
+def describe_node(required_paths: Iterable[str]) -> dict[str, str]:
+  """Returns what the bits of a result depend on, by name.
+
+  Args:
+    required_paths: files and folders, see `path_digest`.
+
+  Raises:
+    OSError: a path is missing or cannot be read.
+  """
   package = pathlib.Path(__file__).parents[1]
-  sources = hashlib.sha256()
-  # Sorted: the order of files in a folder differs between machines.
-  for path in sorted(package.rglob('*.py')):
-    content = path.read_bytes()
-    name = path.relative_to(package).as_posix()
-    # The length keeps two files from hashing like one with the same bytes.
-    sources.update(f'{name}\0{len(content)}\0'.encode() + content)
   return {
-      "this project's sources": sources.hexdigest()[:12],
+      "this project's sources": path_digest(package, '*.py')[:12],
       'Python': platform.python_version(),
       **{
           name: metadata.version(name)
           for name in ('tensorflow', 'tensorflow-federated', 'ray', 'numpy')
       },
+      **{f'files at {path!r}': path_digest(path) for path in required_paths},
   }
-
-
-def check_software(node: str, *, expected: Mapping[str, str]) -> None:
-  """Checks that this node has the driver's software.
-
-  Args:
-    node: its name, for messages.
-    expected: `find_software` of the driver.
-
-  Raises:
-    ValueError: naming the node and all that differs.
-  """
-  # Other sources or versions could give other bits, or fail half-way.
-  found = find_software()
-  different = [
-      f'{name} {found[name]} instead of {expected[name]}'
-      for name in found
-      if found[name] != expected[name]
-  ]
-  if different:
-    raise ValueError(
-        f'Node {node} has other software than the program: '
-        f'{", ".join(different)}; put the same copy of this project there, and '
-        'what requirements.txt and requirements-ray.txt pin.'
-    )
 
 
 def check_node(
     node: str,
     *,
-    required_files: Mapping[str, str],
+    expected: Mapping[str, str],
+    required_paths: Sequence[str],
     op_libraries: Sequence[str],
 ) -> None:
   """Checks that a node has what the programs need, and registers their ops.
 
   Args:
     node: its name, for messages.
-    required_files: see `WorkerSettings`.
+    expected: `describe_node` of the driver.
+    required_paths: see `WorkerSettings`.
     op_libraries: see `WorkerSettings`.
 
   Raises:
-    ValueError: naming the node and what it lacks.
+    ValueError: naming the node and all that differs or is missing.
   """
-  found = digest_all(required_files, machine=f'Node {node}')
-  for path, digest in required_files.items():
-    if found[path] != digest:
-      raise ValueError(
-          f'Node {node} has other files at {path!r}, which required_paths '
-          'names, than the program; copy the same corpus to every node.'
-      )
+  try:
+    found = describe_node(required_paths)
+  except OSError as error:
+    raise ValueError(
+        f'Node {node} cannot read {error.filename!r}, which required_paths '
+        'names; put the shards under this path on every machine.'
+    ) from error
+  # Other sources, versions or files could give other bits, or fail half-way.
+  different = [
+      f'{name} {found[name]} instead of {expected.get(name)}'
+      for name in found
+      if found[name] != expected.get(name)
+  ]
+  if different:
+    raise ValueError(
+        f'Node {node} differs from the program: {", ".join(different)}; put '
+        'the same copy of this project and of the corpora there, and what '
+        'requirements.txt and requirements-ray.txt pin.'
+    )
   for name in op_libraries:
     try:
       pkgutil.resolve_name(name)
@@ -372,55 +348,35 @@ def check_node(
       ) from error
 
 
-def digest_all(paths: Iterable[str], *, machine: str) -> dict[str, str]:
-  """Returns `path_digest` of each path; `machine` is for messages."""
-  try:
-    return {path: path_digest(path) for path in paths}
-  except ValueError as error:
-    raise ValueError(
-        f'{machine} cannot read {error}, which required_paths names; put the '
-        'shards under this path on every machine.'
-    ) from error
+def path_digest(path: str | os.PathLike[str], pattern: str = '*') -> str:
+  """Returns a digest of a file, or of the files in a folder.
 
-
-def path_digest(path: str) -> str:
-  """Returns a digest of a file, or of all files in a folder.
-
-  It covers names, sizes and the content of .json files.
+  It covers names, sizes and the content of .json and .py files.
 
   Args:
-    path: as TensorFlow reads it.
+    path: the file or folder.
+    pattern: of the names of files in the folder.
 
   Raises:
-    ValueError: it is missing, a file in it cannot be read, or it is an empty
-      folder, such as a mount point without a mount.
+    OSError: a file is missing or cannot be read.
   """
-  try:
-    names = ['']
-    if tf.io.gfile.isdir(path):
-      # Sorted: the order of files differs between file systems.
-      names = sorted(
-          os.path.join(folder, name)[len(path) :].lstrip('/')
-          for folder, _, names in tf.io.gfile.walk(path)
-          for name in names
-      )
-      if not names:
-        # Completed by `digest_all`: 'cannot read ...'.
-        raise ValueError(f'{path!r}, which is an empty folder')
-    found = hashlib.sha256()
-    for name in names:
-      file_path = os.path.join(path, name) if name else path
-      # A corpus's .json file holds the checksums of its shards, so a digest of
-      # it differs between versions of a corpus. One byte of a shard shows that
-      # the shard can be read.
-      with tf.io.gfile.GFile(file_path, 'rb') as file:
-        content = file.read() if name.endswith('.json') else file.read(1)
-        size = file.size()
-      found.update(f'{name}\0{size}\0'.encode())
-      if name.endswith('.json'):
-        found.update(content)
-  except tf.errors.OpError as error:
-    raise ValueError(f'{path!r}') from error
+  root = pathlib.Path(path)
+  # Sorted: the order of files in a folder differs between machines.
+  paths = sorted(root.rglob(pattern)) if root.is_dir() else [root]
+  found = hashlib.sha256()
+  for file_path in paths:
+    if file_path.is_dir():
+      continue
+    # A corpus's .json file holds the checksums of its shards, so a digest of it
+    # differs between versions of a corpus. One byte of a shard shows that the
+    # shard can be read.
+    is_text = file_path.suffix in ('.json', '.py')
+    with open(file_path, 'rb') as file:
+      content = file.read(-1 if is_text else 1)
+      size = os.fstat(file.fileno()).st_size
+    # The size keeps two files from hashing like one with the same bytes.
+    name = file_path.relative_to(root).as_posix()
+    found.update(f'{name}\0{size}\0'.encode() + content)
   return found.hexdigest()
 
 
@@ -474,10 +430,3 @@ def _as_picklable(error: Exception) -> Exception:
   except Exception:  # pylint: disable=broad-exception-caught
     return RuntimeError(f'{type(error).__name__}: {error}')
   return error
-
-
-def _import_ray() -> types.ModuleType:
-  """Returns Ray. Imported late: tests of this module run without it."""
-  import ray as ray_lib  # pylint: disable=g-import-not-at-top
-
-  return ray_lib

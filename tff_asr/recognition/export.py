@@ -272,7 +272,8 @@ def copy_model(run: str, *, output_dir: str) -> None:
     ValueError: The run lacks one of the files.
   """
   for name in (run_dir.MODEL, run_dir.MODEL_SPEC):
-    files.copy(run_dir.file_of(run, name), os.path.join(output_dir, name))
+    content = files.read(run_dir.file_of(run, name))
+    files.write(os.path.join(output_dir, name), content)
 
 
 def saved_model_texts(
