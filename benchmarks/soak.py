@@ -106,7 +106,7 @@ class _Watch:
     while not self._ended.wait(_LOOK_SEC):
       if not os.path.exists(self._metrics):
         continue
-      num_done = len(metrics_file.read(self._metrics, 'epsilon'))
+      num_done = len(metrics_file.read(self._metrics).get('epsilon', ()))
       if num_done >= self._num_rounds:
         return
       if num_done < self._warm_up:

@@ -162,7 +162,7 @@ class FuzzTest(cases.TestCase):
     def parse():
       model_file.read(model)
       run_dir.check_folder(self.path('run'), configuration='A = 1\n')
-      metrics_file.read(self.path('metrics.csv'), 'a')
+      metrics_file.read(self.path('metrics.csv'))
       state_file.read(state, structure=_STATE)
       ledger.read(path)
 

@@ -174,7 +174,7 @@ class CentralTest(cases.TestCase):
     self.assert_same(other.seen[0], _weights(self.path('seed')))
     # All 7 utterances are a batch.
     self.assertEqual(
-        metrics_file.read(self.path('other/metrics.csv'), 'num_utterances'),
+        metrics_file.read(self.path('other/metrics.csv'))['num_utterances'],
         {2: 14, 3: 7},
     )
 
@@ -453,9 +453,9 @@ class CentralTest(cases.TestCase):
     settings = dict(num_loaders=2, unaugmented_steps=1, num_steps=2)
     _train(self.path('whole'), _Evaluator(0.5, 0.5), **settings)
     # 7 utterances in 2 chunks, each a pass of its loader, of several batches.
-    trained = metrics_file.read(
-        self.path('whole/metrics.csv'), 'num_utterances'
-    )
+    trained = metrics_file.read(self.path('whole/metrics.csv'))[
+        'num_utterances'
+    ]
     self.assertBetween(trained[1], 2, 7)
     with self.assertRaises(KeyboardInterrupt):
       _train(self.path('parts'), _Evaluator(0.5, np.nan), **settings)

@@ -189,10 +189,9 @@ class TrainingLoopTest(cases.TestCase):
       # The results are of the whole run, not of its last part.
       for key in ('dev_word_error_rate', 'dev_accuracy'):
         self.assertEqual(results[key], {2: 0.5, 4: 0.5, 5: 0.5})
-      seconds = metrics_file.read(
-          self.path(run, run_dir.METRICS),
-          'seconds' if name == 'central' else 'not_private/seconds',
-      )
+      seconds = metrics_file.read(self.path(run, run_dir.METRICS))[
+          'seconds' if name == 'central' else 'not_private/seconds'
+      ]
       self.assertAlmostEqual(
           results['seconds'], sum(seconds.values()), delta=0.1
       )

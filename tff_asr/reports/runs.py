@@ -189,7 +189,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       path=path,
       configuration=configuration,
       settings=run_dir.macros_of_text(configuration),
-      metrics=metrics_file.read_all(metrics),
+      metrics=metrics_file.read(metrics),
       results=results,
       privacy=privacy,
       privacy_report=_text(os.path.join(path, run_dir.PRIVACY_REPORT)),

@@ -31,6 +31,7 @@ _PATTERN = re.compile(r'state_(\d{8,})\.safetensors')
 
 def state_paths(root_dir: str | os.PathLike[str]) -> dict[int, str]:
   """Returns the file of each saved version in a folder (need not exist)."""
+  # The pattern leaves out the partial file of a run that was killed.
   names = os.listdir(root_dir) if os.path.isdir(root_dir) else []
   matches = filter(None, map(_PATTERN.fullmatch, names))
   return {
@@ -66,6 +67,7 @@ class StateManager(tff.program.ProgramStateManager):
     self._secrets_path = secrets_path
     self._keep_last = keep_last
     self._keep_every = keep_every
+    # Names, sizes and times of states are private, too.
     os.makedirs(self._root_dir, 0o700, exist_ok=True)
 
   async def get_versions(self) -> list[int] | None:
@@ -188,7 +190,7 @@ class Saver(Generic[State]):
   """Writes states while the next rounds run; an async context manager.
 
   A state must not change after `save`; its arrays stay in memory until it is on
-  disk, so a run needs memory for one more state. The end of the context waits
+  disk, and writing takes twice its size more. The end of the context waits
   for the state that is being written. If the run failed or was interrupted, it
   also saves the newest state given to `offer`, so that no round need be
   repeated.

@@ -91,6 +91,7 @@ def _read(run: str) -> Properties | None:
 
 def _num_threads() -> int:
   """Returns the number of threads of an op; by default one per processor."""
+  # 0 means that TensorFlow chooses.
   return (
       tf.config.threading.get_intra_op_parallelism_threads()
       or len(os.sched_getaffinity(0))

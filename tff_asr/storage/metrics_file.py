@@ -60,6 +60,7 @@ class MetricsFile(tff.program.ReleaseManager):
 
   def _write(self) -> None:
     """Replaces the whole file atomically."""
+    # Not appended to: a crash could cut a row, and the columns may grow.
     # In the order in which rounds first had them.
     columns = dict.fromkeys([_KEY, *itertools.chain(*self._rows)])
     text = io.StringIO()
@@ -99,6 +100,7 @@ class TensorBoardFile(tff.program.ReleaseManager):
         os.path.join(folder, f'events.out.tfevents.{number}')
         for number in itertools.count()
     )
+    # A resumed run adds a file: TensorBoard joins those of a folder.
     path = next(path for path in paths if not os.path.exists(path))
     # `tf.summary` has no writer that takes the time of an event.
     self._writer = tf.io.TFRecordWriter(path)
@@ -124,6 +126,7 @@ class TensorBoardFile(tff.program.ReleaseManager):
 
   def _write_summary(self, summary: summary_pb2.Summary, *, step: int) -> None:
     """Writes an event."""
+    # A round's time depends on the clients that took part.
     wall_time = time.time() if self._with_times else step
     self._write(
         event_pb2.Event(wall_time=wall_time, step=step, summary=summary)
@@ -131,15 +134,11 @@ class TensorBoardFile(tff.program.ReleaseManager):
 
   def _write(self, event: event_pb2.Event) -> None:
     self._writer.write(event.SerializeToString())
+    # At once, because TensorBoard shows a run while it trains.
     self._writer.flush()
 
 
-def read(path: str, name: str) -> dict[int, float]:
-  """Returns a metric by round or step, where it was set."""
-  return read_all(path).get(name, {})
-
-
-def read_all(path: str) -> dict[str, dict[int, float]]:
+def read(path: str) -> dict[str, dict[int, float]]:
   """Returns all metrics by name, then by round or step."""
   metrics = {}
   for row in _read(path):

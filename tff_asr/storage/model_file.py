@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tff_asr.storage import tensor_file
 
+# Also what distinguishes a model from other tensor files.
 _TOKENS = 'tokens'
 
 
@@ -64,12 +65,13 @@ def read(path: str) -> dict[str, np.ndarray]:
     DamagedFileError: As `read_header`, or the weights are damaged.
   """
   weights, content = tensor_file.read(path)
+  # A state has arrays, too.
   _tokens(path, content)
   return weights
 
 
 def _tokens(path: str, content: tensor_file.Content) -> str:
-  """Returns the tokens, which distinguish a model from other tensor files."""
+  """Returns the tokens; raises DamagedFileError if there are none."""
   if _TOKENS not in content:
     raise tensor_file.DamagedFileError(
         f'The file {path} is not a model of this project: it has no tokens.'

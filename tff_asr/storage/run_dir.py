@@ -178,6 +178,7 @@ class RunDir:
         self.length_changed = any(
             begun.get(name) != macros.get(name) for name in _LENGTH
         )
+        # A warning only: other hardware changes bits, and no guarantee.
         hardware_fingerprint.check(path)
       else:
         # Once: resumed runs are compared with what the run began with.
@@ -204,7 +205,7 @@ class RunDir:
 
   def read_metrics(self) -> dict[str, dict[int, float]]:
     """Returns released metrics of the whole run by name, by round or step."""
-    return metrics_file.read_all(self.file(METRICS))
+    return metrics_file.read(self.file(METRICS))
 
   def release_managers(
       self, *, last: int, with_times: bool = True
@@ -400,6 +401,7 @@ def check_shapes(
   """
   problems = weights_lib.shape_mismatches(found, specs)
   if problems:
+    # Three of them: a model of another size differs in hundreds of weights.
     raise ValueError(
         f'{of} does not fit this configuration: {"; ".join(problems[:3])}'
         + (f'; and {len(problems) - 3} more.' if len(problems) > 3 else '.')
@@ -422,6 +424,7 @@ def ledger_of_model(run: str) -> tuple[str, ledger_lib.Head | None] | None:
   path, head = os.path.join(run, LEDGER), None
   if os.path.exists(os.path.join(run, MODEL)):
     content = model_file.read_header(os.path.join(run, MODEL)).content
+    # Absent if no private data trained the model.
     if 'ledger' in content:
       head = ledger_lib.Head(*content['ledger'])
   if os.path.exists(path):
@@ -471,6 +474,7 @@ def _plain(text: str) -> metrics_file.Setting:
     value = ast.literal_eval(text.replace('\\\n', ''))
   except (ValueError, SyntaxError):
     return text
+  # Lists and tuples are shown as they are written.
   return value if isinstance(value, (bool, int, float, str)) else text
 
 
@@ -496,6 +500,7 @@ def flatten_metrics(
   for name, value in metrics.items():
     if isinstance(value, Mapping):
       flat |= flatten_metrics(value, prefix=f'{prefix}{name}/')
+    # Vectors have no column in a table of metrics.
     elif np.size(value) == 1:
       flat[prefix + name] = float(value)
   return flat

@@ -29,6 +29,7 @@ Value = bool | int | float | str | bytes | None
 _VALUES = 'values'
 # JSON has no bytes; TFF's state of a DP aggregator does (names of its event).
 _BYTES = 'hex'
+# Differences in a message: another configuration may change every leaf.
 _MAX_SHOWN = 4
 
 
@@ -101,6 +102,7 @@ def read_leaves(path: str) -> dict[str, np.ndarray | Value]:
       name: bytes.fromhex(value[_BYTES]) if isinstance(value, dict) else value
       for name, value in content[_VALUES].items()
   }
+  # Sorted: the file lists arrays and other values apart.
   return dict(sorted((arrays | values).items()))
 
 
@@ -119,6 +121,7 @@ def _flatten(state: State) -> dict[str, np.ndarray | Value]:
           f'Two leaves of the state have the path {name!r}: rename a key.'
       )
     if isinstance(leaf, Array):
+      # A tensor as its NumPy value.
       leaves[name] = np.asarray(leaf)
       # 'V': bfloat16. Text and objects are left.
       if leaves[name].dtype.kind in 'biufV':

@@ -112,8 +112,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], Content]:
   """
   header = read_header(path)
   try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    arrays = dict(sorted(safetensors_numpy.load_file(path).items()))
   except (safetensors.SafetensorError, AttributeError, TypeError) as e:
     # The last two: a type that NumPy lacks.
     raise DamagedFileError(f'The file {path} is damaged: {e}.') from None
