@@ -179,15 +179,15 @@ def gather_attributes(
     rows: Clients, and values by attribute; an empty one says nothing. Tabs,
       line ends and other control characters become spaces, runs of them one.
   """
-  stated = {name: collections.defaultdict(frozenset) for name in names}
+  said = {name: collections.defaultdict(frozenset) for name in names}
   for client_id, values in rows:
     for name in names:
       characters = values.get(name, '')
       printable = (c if c.isprintable() else ' ' for c in characters)
       value = ' '.join(''.join(printable).split())
       if value:
-        stated[name][client_id] |= {value}
-  return {name: dict(by_client) for name, by_client in stated.items()}
+        said[name][client_id] |= {value}
+  return {name: dict(by_client) for name, by_client in said.items()}
 
 
 def encode(
@@ -343,7 +343,7 @@ def _pieces(
   )
   left = len(waveform) - sum(end - start for start, end in bounds)
   if left:
-    kind = 'seconds without voice were left out'
+    kind = 'seconds without voice were left away'
     changes[kind] += left / audio.SAMPLE_RATE_HZ
   return [
       (f'-{i:04d}', waveform[start:end])

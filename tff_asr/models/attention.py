@@ -2,7 +2,7 @@
 
 Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, as in the federated ASR
 paper's code: queries, keys and values in one matrix, dropout on the attention
-weights, no biases.
+weights, biases only if there are weights for them.
 
 With relative positions (Dai et al. 2019, Transformer-XL,
 https://arxiv.org/abs/1901.02860, as in the Conformer) frame i scores frame j by
@@ -29,12 +29,16 @@ from tff_asr.models import weights as weights_lib
 _MASKED = -1e9
 
 
-def specs(*, dim: int) -> weights_lib.Specs:
-  """Weights `wqkv` [D, 3 D] and `wf` [D, D]."""
-  return {
+def specs(*, dim: int, biases: bool = False) -> weights_lib.Specs:
+  """Weights `wqkv` [D, 3 D] and `wf` [D, D]; with biases `bqkv` and `bf`."""
+  matrices = {
       'wf': weights_lib.matrix_spec(dim, dim),
       'wqkv': weights_lib.matrix_spec(dim, 3 * dim),
   }
+  if not biases:
+    return matrices
+  vectors = {'bf': weights_lib.zeros(dim), 'bqkv': weights_lib.zeros(3 * dim)}
+  return matrices | vectors
 
 
 def apply(
@@ -136,8 +140,7 @@ def _project(
   """Returns queries, keys and values of each head, [B, H, S, D / H]."""
   batch_size, size, _ = tf.unstack(tf.shape(inputs))
   head_dim = inputs.shape[-1] // num_heads
-  # One product for all three, which is faster than three smaller ones.
-  qkv = layers.matmul(inputs, weights['wqkv'])
+  qkv = layers.linear(inputs, weights['wqkv'], weights.get('bqkv'))
   qkv = tf.reshape(qkv, [batch_size, size, 3, num_heads, head_dim])
   return tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))
 
@@ -161,7 +164,7 @@ def _combine(
   attention = layers.dropout(attention, dropout, seed)
   heads = tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3])
   heads = tf.reshape(heads, [batch_size, size, dim])
-  return layers.matmul(heads, weights['wf'])
+  return layers.linear(heads, weights['wf'], weights.get('bf'))
 
 
 def _shift(scores: tf.Tensor) -> tf.Tensor:

@@ -34,6 +34,10 @@ class Encoder:
       affect its outputs before its output length.
     output_lengths: Feature frames to output frames, any integer tensor.
     output_dim: D.
+    layer_outputs: As apply, but returns a list of float32 [B, S, D] in place of
+      the outputs: the inputs of the first block and each block's outputs, the
+      last ones after the final norm, so that they are those of `apply`. None
+      for a front end.
   """
 
   specs: weights_lib.Specs
@@ -43,6 +47,12 @@ class Encoder:
   ]
   output_lengths: Callable[[tf.Tensor], tf.Tensor]
   output_dim: int
+  layer_outputs: Optional[
+      Callable[
+          [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]],
+          tuple[list[tf.Tensor], tf.Tensor],
+      ]
+  ] = None
 
 
 def stack(
@@ -77,7 +87,7 @@ def stack(
   if final_norm:
     specs |= weights_lib.prefix('norm', layers.norm_specs(front.output_dim))
 
-  def apply(weights, features, feature_lengths, seed):
+  def layer_outputs(weights, features, feature_lengths, seed):
     # One seed for the front end, one for positions if there are any, and one
     # for each block.
     front_seed, *seeds = layers.split_seed(
@@ -94,12 +104,20 @@ def stack(
       hidden += embed(lengths, size, seeds.pop(0))
     # Attention and norms must leave out padded frames.
     valid = layers.length_mask(lengths, size)
+    outputs = [hidden]
     for name, block_seed in zip(names, seeds, strict=True):
       block_weights = weights_lib.select(name, weights)
       hidden = apply_block(block_weights, hidden, valid, block_seed)
+      outputs.append(hidden)
     if final_norm:
       norm_weights = weights_lib.select('norm', weights)
-      hidden = layers.layer_norm(norm_weights, hidden)
-    return hidden, lengths
+      outputs[-1] = layers.layer_norm(norm_weights, hidden)
+    return outputs, lengths
 
-  return Encoder(specs, apply, front.output_lengths, front.output_dim)
+  def apply(weights, features, feature_lengths, seed):
+    outputs, lengths = layer_outputs(weights, features, feature_lengths, seed)
+    return outputs[-1], lengths
+
+  return Encoder(
+      specs, apply, front.output_lengths, front.output_dim, layer_outputs
+  )

@@ -163,6 +163,14 @@ def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return outputs
 
 
+def linear(
+    inputs: tf.Tensor, weight: tf.Tensor, bias: Optional[tf.Tensor]
+) -> tf.Tensor:
+  """`matmul` and, unless it is None, a float32 bias [E]."""
+  outputs = matmul(inputs, weight)
+  return outputs if bias is None else outputs + tf.cast(bias, outputs.dtype)
+
+
 def glu(inputs: tf.Tensor) -> tf.Tensor:
   """Gated linear unit: one half of [..., 2 D] times the other's sigmoid."""
   value, gate = tf.split(inputs, 2, axis=-1)

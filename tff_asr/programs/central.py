@@ -26,7 +26,6 @@ from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
-from tff_asr.execution import devices as devices_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.learning import process as process_lib
@@ -148,7 +147,7 @@ class CentralTraining(
         checks.finite(encoder_rate=self.encoder_rate)
       with collect:
         if self.devices is not None:
-          devices_lib.logical_devices(self.devices)
+          central_step.find_devices(self.devices)
       with collect:
         buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets)
       with collect:

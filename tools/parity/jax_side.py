@@ -388,7 +388,7 @@ def _scores(authors, arrays, texts, found, said):
   errors, words, _ = scorer.compute_wer_batched(
       None,
       [f' {reference} ' for reference in texts['references']],
-      [f' {hypothesis} ' for hypothesis in texts['hypotheses']],
+      [f' {heard} ' for heard in texts['heard']],
   )
   found['score/published'] = found['score/standard'] = np.array(errors / words)
 

