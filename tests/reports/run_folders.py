@@ -86,7 +86,7 @@ def write(
             for speaker, (count, words) in errors.items()
         },
         'attributes': attributes or {},
-        'private': private or {},
+        'private': private or {'private_speakers': 0, 'is_checked': False},
         'hypotheses': [
             {
                 'client_id': speaker, 'utterance_id': f'{speaker}-{number}',

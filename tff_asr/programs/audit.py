@@ -62,19 +62,16 @@ async def audit(
     configuration: Text of the configuration.
     model_spec: As in `training_loop.TrainingRun`.
     build: `federated.FederatedTraining` with all but the arguments above:
-      on client data by `canaries.add_canaries`, with these canaries in
-      `fed_avg.build` and a server optimizer by
-      `gradient_tracing.build_gradient_tracing`.
+      on `canaries.add_canaries`, with these canaries in `fed_avg.build`, and
+      `gradient_tracing.build_gradient_tracing` as server optimizer.
     canaries: The canaries.
     clipping: How the clip is divided over layers.
     cohort_size: What sums are divided by.
 
-  Returns:
-    What is in audit.json.
+  Returns what is in audit.json.
 
   Raises:
     AuditError: A test fails: the run does not keep its promise.
-    ValueError: A setting is unusable.
   """
   _check(output_dir, canaries)
   rounds = {}
@@ -86,47 +83,23 @@ async def audit(
     )
 
   training = build(
-      output_dir=output_dir, configuration=configuration, model_spec=model_spec
+      output_dir=output_dir,
+      configuration=configuration,
+      model_spec=model_spec,
+      observer=observe,
   )
-  training = dataclasses.replace(training, observer=observe)
   results = await training_loop.run(training)
   # It was trained on canaries only.
   os.remove(os.path.join(output_dir, run_dir.MODEL))
 
-  num_rounds = results['rounds']
-  charged = ledger_lib.read(os.path.join(output_dir, run_dir.LEDGER)).rounds
-  covariance = noise_covariance(charged, num_rounds=num_rounds)
   # Undone rounds at the end of a run have higher numbers.
   released = _Released(
-      [rounds[number] for number in range(1, num_rounds + 1)], canaries
+      [rounds[number] for number in range(1, results['rounds'] + 1)], canaries
   )
-  tests = [
-      check_charged_noise(
-          released.noise_ratios,
-          # The largest charge: the noise of every round must reach it.
-          charged=max(group.noise_multiplier for group in charged),
-      ),
-      *residuals.run_tests(released.layers(), covariance=covariance),
-  ]
-  failed = [test.name for test in tests if test.fails]
-  fields = {
-      'accounted_epsilon': results['privacy']['epsilon'],
-      'delta': results['privacy']['delta'],
-      # After the tests: they collect from `layers` what scores need.
-      **_measure(
-          released, canaries,
-          training=training,
-          covariance=covariance,
-          delta=results['privacy']['delta'],
-      ),
-      'tests': [{**test._asdict(), 'fails': test.fails} for test in tests],
-      'fails': bool(failed),
-      'rounds': num_rounds,
-      'cohort_size': results['cohort_size'],
-      'population': results['population'],
-  }
+  fields = _examine(released, canaries, training=training, results=results)
   files.write_json(os.path.join(output_dir, 'audit.json'), fields)
   print(_summary(fields))
+  failed = [test['name'] for test in fields['tests'] if test['fails']]
   if failed:
     raise AuditError(
         f'the audit fails ({", ".join(failed)}): clipping, noise or accounting '
@@ -150,15 +123,27 @@ def _check(output_dir: str, canaries: canaries_lib.Canaries) -> None:
     )
 
 
-def _measure(
+def _examine(
     released: '_Released',
     canaries: canaries_lib.Canaries,
     *,
     training: federated.FederatedTraining,
-    covariance: np.ndarray,
-    delta: float,
+    results: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Returns the bound and the estimate of epsilon, for JSON."""
+  """Returns the tests, the bound and the estimate, for JSON."""
+  charged = ledger_lib.read(
+      os.path.join(training.output_dir, run_dir.LEDGER)
+  ).rounds
+  covariance = noise_covariance(charged, num_rounds=results['rounds'])
+  tests = [
+      check_charged_noise(
+          released.noise_ratios,
+          # The largest charge: the noise of every round must reach it.
+          charged=max(group.noise_multiplier for group in charged),
+      ),
+      *residuals.run_tests(released.layers(), covariance=covariance),
+  ]
+  # After the tests: they collect from `layers` what scores need.
   places = {
       name: place for place, name in enumerate(training.client_data.client_ids)
   }
@@ -168,19 +153,28 @@ def _measure(
       covariance=covariance,
       places=np.array([places[name] for name in canaries.client_ids]),
   )
+  delta = results['privacy']['delta']
   bound, guesses = audit_lib.lower_bound(
       ratios, canaries.included, delta=delta
   )
   estimate = audit_lib.estimate(
+      # The held-out ones are not in any sum.
       released.total_scores()[canaries.included], delta=delta
   )
   return {
+      'accounted_epsilon': results['privacy']['epsilon'],
+      'delta': delta,
       'bound': {
           'epsilon': bound,
           'confidence': audit_lib.CONFIDENCE,
           **guesses._asdict(),
       },
       'estimate': estimate._asdict(),
+      'tests': [{**test._asdict(), 'fails': test.fails} for test in tests],
+      'fails': any(test.fails for test in tests),
+      'rounds': results['rounds'],
+      'cohort_size': results['cohort_size'],
+      'population': results['population'],
   }
 
 

@@ -1,6 +1,6 @@
 """Contents of folders of shards: table, one client's records, padding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import os
 
 import numpy as np
@@ -124,30 +124,7 @@ def padding(
       read=data.read,
   )
 
-  @tf.function(
-      input_signature=[records.LOCATION_SPECS], autograph=False
-  )
-  def count(rows):
-    """Frames, padded frames, batches, utterances left out."""
-    batches = pipeline.training_batches(
-        tf.data.Dataset.from_tensor_slices(rows),
-        seed=tf.constant([seed, 0]),
-        num_epochs=1,
-    )
-    return batches.reduce(
-        tf.zeros([4], tf.int64),
-        lambda total, batch: total
-        + tf.cast(
-            tf.stack([
-                tf.reduce_sum(batch['feature_lengths']),
-                tf.reduce_prod(tf.shape(batch['features'])[:2]),
-                1,
-                tf.reduce_sum(tf.cast(batch['example_weights'] <= 0, tf.int32)),
-            ]),
-            tf.int64,
-        ),
-    )
-
+  count = _build_count(pipeline, seed=seed)
   frames, padded, num_batches, left_out = sum(
       count(records.locations_of(client)).numpy()
       for client in data.records_of(ids)
@@ -158,3 +135,32 @@ def padding(
       f' clients; {left_out} utterances not trained on (no labels, too long or'
       ' too short)'
   )
+
+
+def _build_count(
+    pipeline: pipeline_lib.Pipeline, *, seed: int
+) -> Callable[[records.RecordLocations], tf.Tensor]:
+  """Returns a count of frames, padded frames, batches, utterances left out."""
+
+  # With a signature, so that it is traced once for all clients.
+  @tf.function(input_signature=[records.LOCATION_SPECS], autograph=False)
+  def count(rows):
+    batches = pipeline.training_batches(
+        tf.data.Dataset.from_tensor_slices(rows),
+        seed=tf.constant([seed, 0]),
+        num_epochs=1,
+    )
+    of_batch = lambda batch: tf.stack([
+        tf.reduce_sum(batch['feature_lengths']),
+        tf.reduce_prod(tf.shape(batch['features'])[:2]),
+        1,
+        # Utterances that cannot be trained on have weight 0.
+        tf.reduce_sum(tf.cast(batch['example_weights'] <= 0, tf.int32)),
+    ])
+    # int64: frames of a large corpus exceed int32.
+    return batches.reduce(
+        tf.zeros([4], tf.int64),
+        lambda total, batch: total + tf.cast(of_batch(batch), tf.int64),
+    )
+
+  return count

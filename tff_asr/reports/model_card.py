@@ -9,7 +9,6 @@ import ast
 from collections.abc import Sequence
 import math
 import os
-import re
 import statistics
 from typing import Optional
 
@@ -173,8 +172,9 @@ def _errors(run: runs_lib.Run) -> str:
       f'{100 * speakers_lib.worst_tenth(speakers):.1f} %, the worst '
       f'{100 * speakers[-1].rate:.1f} %.'
   )
-  if words := _evaluated(run).words:
-    parts.append(words)
+  private = public_data.OverlapCounts(**run.evaluation['private'])
+  if private.words:
+    parts.append(private.words)
   groups = tables.speaker_groups([run])
   parts.append(
       tables.markdown(groups)
@@ -182,18 +182,6 @@ def _errors(run: runs_lib.Run) -> str:
       else 'By gender, age or accent: not measured.'
   )
   return '\n\n'.join(parts)
-
-
-def _evaluated(run: runs_lib.Run) -> public_data.OverlapCounts:
-  """The evaluation's count of speakers who are private in training."""
-  stored = run.evaluation.get('private', {})
-  try:
-    return public_data.OverlapCounts(
-        int(stored['private_speakers']),
-        stored['is_checked'] is True,
-    )
-  except (KeyError, TypeError, ValueError):
-    return public_data.OverlapCounts(0, is_checked=False)
 
 
 def _exports(
@@ -224,10 +212,7 @@ def _exports(
 def _privacy(run: runs_lib.Run) -> str:
   """Returns the privacy report, or says that there is none."""
   if run.privacy_report:
-    # The fence must be longer than any inside.
-    inside = max(map(len, re.findall('`+', run.privacy_report)), default=0)
-    fence = '`' * max(3, inside + 1)
-    return f'{fence}\n{run.privacy_report.rstrip()}\n{fence}'
+    return f'```\n{run.privacy_report.rstrip()}\n```'
   return (
       'NOT PRIVATE: the run has no privacy report. Without one, assume that it '
       'was trained without differential privacy: the model may have memorised '
