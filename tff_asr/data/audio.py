@@ -56,6 +56,7 @@ _MP3_TOLERANCE = 3 * 1152
 # of frames that libsndfile makes of it.
 _UNKNOWN_LENGTH = 0x7FFFF000
 _UNKNOWN_FRAMES = 2**63 - 1
+# A minute at 16 kHz: bounds the memory for files of unknown length.
 _BLOCK_FRAMES = 2**20
 # One of these stands in the first frame of an MP3 file that states its length.
 # The frame follows the ID3 tag, which has a header of 10 bytes.
@@ -84,7 +85,9 @@ _SPHERE_BYTES = 1024
 _PART_TOLERANCE_SEC = 0.1
 # Formats that ffmpeg may decode. None can refer to other files or addresses.
 _FFMPEG_FORMATS = '3gp,aac,ac3,amr,asf,caf,m4a,matroska,mov,mp3,mp4,webm'
+# Longer means that ffmpeg hangs: it decodes hours of audio in minutes.
 _FFMPEG_SEC = 600
+# What libsndfile's log says of an Ogg file without its last page.
 _OGG_TRUNCATED = ('File ended unexpectedly', 'lacks an end-of-stream bit')
 
 
@@ -170,6 +173,7 @@ def _take_channels(
     name: str, samples: np.ndarray, channels: Sequence[int]
 ) -> np.ndarray:
   """Some columns of samples [N, channels]."""
+  # NumPy would raise IndexError, which does not name the file.
   if max(channels) >= samples.shape[1]:
     raise AudioError(
         name,
@@ -234,6 +238,7 @@ def _decode(
   header = b''
   if not isinstance(file, str):
     # A NIST sphere file states its length there; see `_check_length`.
+    # libsndfile does not tell this length: it gives what the file contains.
     header = file.read(_SPHERE_BYTES)
     file.seek(0)
   is_mp3 = isinstance(file, str) or _MP3_BEGIN.match(header)
@@ -275,6 +280,7 @@ def _read_part(
   # A header may claim any length: refused before memory is reserved for it.
   if stop != _UNKNOWN_FRAMES and stop - start > max_frames:
     raise AudioError(name, 'is too long', f'{stop - start:,} samples')
+  # The base class's method: `_ForwardFile` says False to soundfile's read.
   if soundfile.SoundFile.seekable(f):
     f.seek(start)
   # A file without seeking is decoded from its beginning.
@@ -291,6 +297,7 @@ def _max_frames(f: soundfile.SoundFile, max_sec: float) -> int:
   """The most frames of a file that are decoded."""
   # Two limits: the duration, and the samples that are held in memory before
   # channels are averaged and the rate is lowered.
+  # Rounded as everywhere: 2.01 s are 32160 samples, not 32159.
   limit = log_mel.samples_of_seconds(max_sec)
   return min(
       limit * f.samplerate // SAMPLE_RATE_HZ,
@@ -305,6 +312,7 @@ def _without_messages() -> Iterator[None]:
   libmpg123 writes to the process's standard error. Other messages that arrive
   there meanwhile are written afterwards.
   """
+  # Not a pipe, which would block when it is full.
   with _stderr_lock, tempfile.TemporaryFile() as held:
     stderr = os.dup(2)
     os.dup2(held.fileno(), 2)
@@ -375,6 +383,7 @@ def _has_true_suffix(path: str) -> bool:
   if suffix != '.gsm':
     return suffix == '.mp3'
   frames = np.frombuffer(files.read(path, max_bytes=8 * _MAX_SAMPLES), np.uint8)
+  # Headerless: without this check, any file named .gsm would be noise.
   return len(frames) % _GSM_BYTES == 0 and bool(
       np.all(frames[::_GSM_BYTES] >> 4 == _GSM_MAGIC)
   )
@@ -384,6 +393,7 @@ def _run_ffmpeg(
     source: str | os.PathLike[str] | bytes,
 ) -> tuple[bytes, str] | None:
   """A file as WAV by ffmpeg, and its last message; None if not installed."""
+  # Searched at each call: it may be installed while a program runs.
   program = shutil.which('ffmpeg')
   if program is None:
     return None
@@ -416,6 +426,7 @@ def _run_ffmpeg(
       )
     except subprocess.TimeoutExpired:
       return b'', f'ffmpeg did not end in {_FFMPEG_SEC} s'
+  # The last line is the error that ended it.
   lines = finished.stderr.decode(errors='replace').strip().splitlines()
   return finished.stdout, f'ffmpeg: {lines[-1].strip()}' if lines else ''
 
@@ -508,6 +519,7 @@ def _convert(
   waveform = samples.astype(np.float64) / (2**15 if exact else 1)
   if num_channels > 1:
     steps.append(f'files of {num_channels} channels were averaged to one')
+  # Before resampling, which is the slower step.
   waveform = waveform.mean(axis=1)
   if rate_hz != SAMPLE_RATE_HZ:
     steps.append(f'files of {rate_hz} Hz were resampled to {SAMPLE_RATE_HZ} Hz')
@@ -554,6 +566,7 @@ def _check_length(
 ) -> None:
   """Raises AudioError if the file is shorter than its header says."""
   truncated = functools.partial(AudioError, name, 'is truncated')
+  # Other formats state their length exactly.
   tolerance = _MP3_TOLERANCE if f.subtype.startswith('MPEG') else 0
   if num_read < expected - tolerance:
     raise truncated(f'{num_read} of {expected} samples')

@@ -59,6 +59,7 @@ class LengthBuckets:
 
   def __post_init__(self):
     # gin passes a list, which cannot be hashed.
+    # The class is frozen.
     object.__setattr__(self, 'boundaries_sec', tuple(self.boundaries_sec))
     frames = self.boundaries
     # In frames, because two boundaries may round to the same frame.
@@ -92,6 +93,7 @@ class LengthBuckets:
     """
     frames = self._boundary(num_frames)
     # Integer arithmetic that Python's numbers and tensors share.
+    # Rounded up: rows that fill a batch whose frames are a little shorter.
     full_rows = (max_batch_frames - 1) // frames + 1
     step = (full_rows + _ROW_COUNTS - 1) // _ROW_COUNTS
     return (num_rows + step - 1) // step * step, frames
@@ -139,6 +141,7 @@ class LengthBuckets:
   def _boundary(self, num_frames: int | tf.Tensor) -> int | tf.Tensor:
     """The first boundary that holds a number of frames."""
     if isinstance(num_frames, int):
+      # Plain Python for plans and tests, where no graph is built.
       return min(each for each in self.boundaries if each >= num_frames)
     boundaries = tf.constant(self.boundaries)
     return boundaries[tf.searchsorted(boundaries, num_frames[tf.newaxis])[0]]
@@ -161,6 +164,7 @@ def _pad(
   """Pads the first axes to a size; None leaves the values as they are."""
   if size is None:
     return values
+  # Sizes are tensors: one graph serves all batches.
   missing = size - tf.shape(values)[: len(size)]
   paddings = [[0, missing[axis]] for axis in range(len(size))]
   paddings += [[0, 0]] * (values.shape.rank - len(size))

@@ -145,6 +145,7 @@ def verify(path: str | os.PathLike[str]) -> None:
   for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
     with open(name, 'rb') as f:
+      # Read in blocks: a shard does not have to fit into memory.
       found = hashlib.file_digest(f, 'sha256').hexdigest()
     if found != shard.sha256:
       damaged.append(name)
@@ -185,6 +186,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     }
     # Utterances are numbered client by client: each client's end after these.
     self._ends = np.cumsum(self._clients.num_utterances)
+    # Built once: the decoder of FLAC imports tensorflow-io.
     self._reader = records.Reader(self._corpus)
 
   @property
@@ -242,6 +244,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
       numbers: int64 [n], each below `num_records`: clients are in the order of
         their ids, and each client's utterances in that of the corpus.
     """
+    # int64: a corpus may have more than 2^31 records.
     numbers = np.asarray(numbers, np.int64)
     clients = self._clients
     # Right: the first number after a client's last one belongs to the next.

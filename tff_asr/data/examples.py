@@ -83,11 +83,13 @@ class ExampleSampler:
     numbers = cohorts.draw_indices(
         self.sampling, key=state.key, round_num=int(state.round_num)
     )
+    # int64, so that a saved and restored state has the same type.
     after = cohorts.CohortState(state.key, np.int64(state.round_num + 1))
     return numbers.tolist(), after
 
   def batches(self, numbers: list[int]) -> Iterator[pipeline_lib.Batch]:
     """Returns physical batches in which each of these examples occurs once."""
+    # A Poisson batch may be empty.
     if not numbers:
       return iter(())
     rows = self._client_data.record_locations(np.asarray(numbers))
@@ -105,6 +107,7 @@ class ExampleSampler:
   def _is_usable(self, example: schema.Element) -> tf.Tensor:
     """True for an example with an output frame, within the limit."""
     num_frames = log_mel.num_frames(tf.shape(example[schema.WAVEFORM])[0])
+    # `&` and not `and`: the values are known in the graph only.
     return (num_frames <= self._pipeline.max_frames) & (
         self._pipeline.output_lengths(num_frames) > 0
     )

@@ -25,6 +25,7 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import schema
 
+# Raised with each change of the files, so that older corpora are refused.
 FORMAT_VERSION = 3
 CORPUS_FILE = 'corpus.json'
 CLIENTS_FILE = 'clients.tsv'
@@ -147,6 +148,7 @@ def write(
       OFFSETS_FILE: offsets.tobytes(),
   }
   for name, content in contents.items():
+    # Plain writes: the folder is moved into place when it is complete.
     with open(os.path.join(folder, name), 'wb') as f:
       f.write(content)
   corpus = {
@@ -197,6 +199,7 @@ def read(folder: str | os.PathLike[str]) -> Index:
     name = os.path.join(path, shard.name)
     if not os.path.isfile(name):
       raise ValueError(f'{name} is missing; write the corpus again.')
+    # Catches a copy that was interrupted.
     if os.path.getsize(name) != shard.num_bytes:
       raise ValueError(
           f'{name} has {os.path.getsize(name)} bytes instead of'
@@ -233,6 +236,7 @@ def _to_tsv(clients: Clients) -> bytes:
 def _sorted(clients: Clients) -> Clients:
   """The same clients in the order of their ids."""
   ids = clients.client_ids
+  # By code point, which no locale changes.
   order = sorted(range(len(ids)), key=ids.__getitem__)
   columns = (np.asarray(column, np.int64)[order] for column in clients[1:])
   return Clients([ids[i] for i in order], *columns)
@@ -255,6 +259,7 @@ def _check_clients(
     if i and client_id == ids[i - 1]:
       raise ValueError(f'client {client_id} occurs twice; merge its records.')
   counts = clients.num_utterances
+  # A client without records would be drawn, and charged, for nothing.
   bad = np.flatnonzero(counts < 1)
   if bad.size:
     raise ValueError(
@@ -326,6 +331,7 @@ def _read_file(corpus: Corpus, name: str) -> bytes:
 def _parse_clients(content: bytes) -> Clients:
   """The columns of clients.tsv."""
   _, *lines = content.decode().rstrip('\n').split('\n')
+  # Strict: a line with a field too few must not shift the columns.
   ids, *columns = zip(*(line.split('\t') for line in lines), strict=True)
   return Clients(
       list(ids),

@@ -182,6 +182,7 @@ class Pipeline:
           seed=tf.random.fold_in(client.seed, number),
       )
 
+    # `range` takes int64 only.
     numbers = tf.data.Dataset.range(tf.cast(client.num_chunks, tf.int64))
     batches = self.slice_all(
         numbers.map(pack, num_parallel_calls=tf.data.AUTOTUNE)
@@ -277,6 +278,7 @@ class Pipeline:
         tf.random.fold_in(client.order_seed, epoch),
     )
     start = (number - epoch * client.per_epoch) * self.chunk_size
+    # The last chunk of an epoch may be smaller.
     chosen = order[start : start + self.chunk_size]
     rows = {
         key: tf.gather(value, chosen) for key, value in client.rows.items()
@@ -307,6 +309,7 @@ class Pipeline:
       seed = tf.zeros([2], tf.int32)
       return number, self.pack(chunk, seed=seed, is_training=False)
 
+    # Whole waveforms: a cut one would be transcribed in part.
     measured = self.with_lengths(examples, is_training=False)
     chunks = measured.padded_batch(self.chunk_size).enumerate()
     batches = self.slice_all(
@@ -455,8 +458,10 @@ class Pipeline:
     # SpecAugment and log-mel may have written into placeholders.
     has_features = chunk.has_features[start:end, tf.newaxis, tf.newaxis]
     batch['features'] = tf.where(has_features, features, 0)
+    # Labels are padded to the longest of the chunk.
     most = tf.reduce_max(batch['label_lengths'])
     batch['labels'] = batch['labels'][:, :most]
+    # Dropout differs by batch and does not depend on SpecAugment.
     batch['seed'] = tf.random.fold_in(chunk.seed, number)
     return Batch(sorted(batch.items()))
 
@@ -522,12 +527,14 @@ class Pipeline:
       batch = self.slice_batch(chunk, number, is_training=is_training)
       return self.pad_to_bucket(batch) if is_training else batch
 
+    # No autograph: the code has no Python loop over tensors.
     return tf.function(slice_batch, autograph=False)
 
   def _is_usable(
       self, lengths: tf.Tensor, labels: tf.Tensor, label_lengths: tf.Tensor
   ) -> tf.Tensor:
     """Whether utterances of these frames can be trained on, bool [n]."""
+    # In frames: `max_samples` has cut what is longer.
     is_usable = lengths <= self.max_frames
     min_output_frames = 1
     # Without a tokenizer nothing is transcribed, and transcripts do not count.
@@ -542,8 +549,10 @@ class Pipeline:
     """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
     if self.tokenizer is None:
       lengths = tf.zeros_like(transcripts, tf.int32)
+      # Rank 2, so that all batches have one type.
       return tf.zeros([tf.size(transcripts), 0], tf.int32), lengths
     ids = self.tokenizer.encode(transcripts)
+    # In the graph, since the transcripts are known only there.
     check = tf.debugging.assert_non_negative(
         ids.flat_values,
         message='A transcript has a character that is not a token.',
@@ -554,6 +563,7 @@ class Pipeline:
 
 
 _PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(buckets_lib.PLACEHOLDER_FRAMES)
+# More than any client has; `batch` needs some number.
 _ALL_ROWS = 2**62
 # Maximum of utterances of a dataset in memory; more raise an error. TensorFlow
 # reserves space for as many.
@@ -647,6 +657,7 @@ def batch_starts(
       is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
       is_new = ((padded > max_size) | is_padding) & (position > start)
       start = tf.where(is_new, position, start)
+      # `concat` only where a batch begins: a chunk has few.
       starts = tf.cond(
           is_new,
           lambda: tf.concat([starts, [position]], axis=0),
@@ -684,6 +695,7 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
   # Not `==`, which compares tensors by identity while TFF traces.
   is_repeat = tf.equal(labels[:, 1:], labels[:, :-1])
   is_repeat &= tf.sequence_mask(label_lengths, tf.shape(labels)[1])[:, 1:]
+  # int32, as the lengths that they are added to.
   repeats = tf.reduce_sum(tf.cast(is_repeat, tf.int32), axis=1)
   return label_lengths + repeats
 

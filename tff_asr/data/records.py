@@ -83,6 +83,7 @@ LOCATION_SPECS = locations(
 
 def locations_of(client: ClientRecords) -> RecordLocations:
   """Returns a client's records as rows, in their order; traceable."""
+  # Also of NumPy values, for callers outside a graph.
   offsets = tf.convert_to_tensor(client.offsets, tf.int64)
   count = tf.shape(offsets)
   return locations(
@@ -146,6 +147,7 @@ class Reader:
     # Built in the graph: the shard is data, so one graph serves all clients.
     paths = tf.strings.join([
         os.path.join(self._folder, self._prefix),
+        # As `index.shard_name` writes it.
         tf.strings.as_string(rows[SHARD], width=5, fill='0'),
         self._suffix,
     ])
@@ -156,6 +158,7 @@ class Reader:
     )
 
     def check(wrong: tf.Tensor, message: str) -> tf.Operation:
+      # argmax takes numbers; of equal ones it returns the first.
       first = tf.argmax(tf.cast(wrong, tf.int32))
       return tf.debugging.Assert(
           ~tf.reduce_any(wrong),
@@ -204,6 +207,7 @@ def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   found = tf.io.matching_files(pattern)
   variant = tf.raw_ops.TFRecordDatasetV2(
       filenames=found,
+      # Uncompressed: offsets could not be seeked to otherwise.
       compression_type='',
       buffer_size=_BUFFER_BYTES,
       # Seeks to the offset instead of reading through the file.

@@ -60,6 +60,7 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
     files.write(path, content)
   corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
   with open(corpus_file, encoding='utf-8') as f:
+    # As it is written, with fields that this module does not know.
     stored = json.load(f)
   summaries.write(corpus_file, stored | dict(files=named, origin=origin))
   # Last: corpus.json no longer names the file.
@@ -88,6 +89,7 @@ def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
   found = {}
   for line in lines:
     client_id, *values = line.split('\t')
+    # Unknown attributes are left out, so that they form no group.
     known = {n: v for n, v in zip(names, values, strict=True) if v}
     if known:
       found[client_id] = known

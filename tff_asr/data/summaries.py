@@ -101,6 +101,7 @@ def table(summaries: Mapping[str, Summary]) -> str:
         f'{minutes["min"]:,.2f}',
         f'{minutes["max"]:,.2f}',
     ))
+  # Aligned, because the table is read in a terminal.
   widths = [max(map(len, column)) for column in zip(*rows)]
   lines = [_line(row, widths) for row in rows]
   lines.insert(1, '|' + '|'.join('-' * (width + 2) for width in widths) + '|')

@@ -33,8 +33,10 @@ FRAME_SHIFT = 160  # Samples: 10 ms.
 FRAME_SHIFT_SEC = FRAME_SHIFT / SAMPLE_RATE_HZ
 NUM_MEL_BINS = 80
 FLOOR = 1.0
+# Keeps a constant utterance at 0 instead of 0 / 0.
 VARIANCE_EPSILON = 1e-7
 
+# The next power of two above a frame's 400 samples.
 _FFT_LENGTH = 512
 _PRE_EMPHASIS = 0.97
 
@@ -117,6 +119,7 @@ def log_mel(
   samples = tf.cast(waveforms, tf.float32)[:, :, tf.newaxis]
   parts = convolution.convolve(samples, kernel, FRAME_SHIFT)
   real, imaginary = tf.split(parts, 2, axis=-1)
+  # Magnitude, not power, as in the published code.
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))
   bins = tf.matmul(spectrum, tf.constant(mel_filterbank()))
   feature_lengths = num_frames(num_samples)
@@ -138,6 +141,7 @@ def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
 
   size = tf.shape(features)[1]
+  # Padded frames must not shift the mean of an utterance.
   valid = tf.sequence_mask(feature_lengths, size)[:, :, tf.newaxis]
   # At least 1, so that an utterance without frames stays finite.
   elements = tf.cast(feature_lengths * features.shape[-1], tf.float32)
@@ -187,6 +191,7 @@ def log_mel_numpy(waveform: np.ndarray) -> np.ndarray:
   Returns:
     float32 [T, F], T = num_frames(N), as `log_mel` up to rounding.
   """
+  # sliding_window_view raises for an array below its window.
   if len(waveform) < FRAME_LENGTH:
     return np.zeros([0, NUM_MEL_BINS], np.float32)
   frames = np.lib.stride_tricks.sliding_window_view(
@@ -215,6 +220,7 @@ def dft_matrix() -> np.ndarray:
   pre_emphasis -= _PRE_EMPHASIS * np.eye(FRAME_LENGTH, k=-1)
   pre_emphasis[0, 0] -= _PRE_EMPHASIS
   windowed = np.hamming(FRAME_LENGTH)[:, np.newaxis] * pre_emphasis
+  # In float64; rounded to float32 once, at the end.
   spectrum = np.fft.rfft(windowed, _FFT_LENGTH, axis=0).T
   return np.concatenate([spectrum.real, spectrum.imag], axis=1).astype(
       np.float32
@@ -225,6 +231,7 @@ def dft_matrix() -> np.ndarray:
 def mel_filterbank() -> np.ndarray:
   """Returns float32 [257, F]: weights of the FFT's bins in each mel filter."""
   # HTK's mel scale: 1127 ln(1 + f / 700).
+  # The filters reach up to half of the sampling rate.
   nyquist = SAMPLE_RATE_HZ / 2
   top = 1127.0 * math.log1p(nyquist / 700.0)
   edges = 700.0 * np.expm1(np.linspace(0.0, top, NUM_MEL_BINS + 2) / 1127.0)

@@ -41,6 +41,7 @@ def draw(
   starts = tf.cumsum(tf.cast(draws < start_prob, tf.int32), axis=1)
   # Spans that started at least a width ago have ended.
   ended = tf.pad(starts, [[0, 0], [width, 0]])[:, :size]
+  # Between its start and its end a span makes the two counts differ.
   return (starts > ended) & tf.sequence_mask(feature_lengths, size)
 
 

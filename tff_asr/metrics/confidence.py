@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 _CONFIDENCE = 0.95
+# The ends of the interval vary by about 1 % of its width.
 _NUM_RESAMPLES = 10_000
 # Resamples computed together; bounds memory.
 _BATCH_SIZE = 100
@@ -78,9 +79,11 @@ def difference(
   gaps = np.asarray(errors, np.float64) - np.asarray(baseline_errors)
   if not words.sum() > 0:
     raise ValueError('words must have a speaker with at least one word.')
+  # Fixed, so that a report that is written again has the same intervals.
   generator = np.random.default_rng(1)
   rates = []
   for _ in range(_NUM_RESAMPLES // _BATCH_SIZE):
+    # Paired: both systems are resampled by the same speakers.
     drawn = generator.integers(len(words), size=(_BATCH_SIZE, len(words)))
     # A resample of speakers without words has no rate.
     drawn = drawn[words[drawn].sum(axis=1) > 0]
@@ -145,6 +148,7 @@ def pooled_variance(samples: Sequence[Sequence[float]]) -> float:
   Returns:
     The variance; 0 if no sample has two values.
   """
+  # One value has no spread.
   known = [sample for sample in samples if len(sample) > 1]
   degrees = sum(len(sample) - 1 for sample in known)
   squares = sum((len(sample) - 1) * np.var(sample, ddof=1) for sample in known)

@@ -84,6 +84,7 @@ def align(reference: str, hypothesis: str) -> list[Pair]:
   return [
       Pair(chunk.type, *words)
       for chunk in output.alignments[0]
+      # Longest: an insertion has no word of the reference, and so on.
       for words in itertools.zip_longest(
           references[chunk.ref_start_idx : chunk.ref_end_idx],
           hypotheses[chunk.hyp_start_idx : chunk.hyp_end_idx],

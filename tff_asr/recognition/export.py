@@ -105,13 +105,16 @@ class ExportedRecognizer(tf.Module):
       text: string [B], UTF-8.
       token_ids: int32 [B, U], -1 past an utterance's tokens.
     """
+    # One decoder for both signatures, so that they cannot differ.
     tokens, is_emitted = self._decode(waveforms, num_samples)
     token_ids = tf.ragged.boolean_mask(tokens, is_emitted)
     texts = tf.gather(tf.constant(self._tokens), token_ids)
+    # Boundaries are encoded as spaces.
     text = tf.strings.strip(tf.strings.reduce_join(texts, axis=1))
     return {'text': text, 'token_ids': token_ids.to_tensor(_NO_TOKEN)}
 
   @tf.function(
+      # One utterance: TFLite has no ragged tensors.
       input_signature=[tf.TensorSpec([1, None], tf.int16, name='waveform')],
       autograph=False,
   )
@@ -225,6 +228,7 @@ def export(
       for recognition in recognizer((u.name, u.waveform) for u in utterances)
   ]
   check = functools.partial(_check, expected=expected, utterances=utterances)
+  # After all checks, so that a refused export leaves no folder.
   os.makedirs(output_dir, exist_ok=True)
   exported = ExportedRecognizer(
       model=recognizer.model,
@@ -276,8 +280,10 @@ def saved_model_texts(
     path: str, utterances: Sequence[Utterance]
 ) -> list[str]:
   """Transcribes utterances with a SavedModel, through its signature."""
+  # Loaded again, as a user of the export does.
   signature = tf.saved_model.load(path).signatures['serving_default']
   texts = []
+  # Several at once, so that the check covers padded batches, too.
   for start in range(0, len(utterances), _BATCH_SIZE):
     waveforms = [u.waveform for u in utterances[start : start + _BATCH_SIZE]]
     padded = np.zeros([len(waveforms), max(map(len, waveforms))], np.int16)
@@ -295,6 +301,7 @@ def tflite_tokens(
     path: str, utterances: Sequence[Utterance]
 ) -> Iterator[list[int]]:
   """Yields token ids of a TFLite model, through its signature."""
+  # Loaded from the file, so that the check covers what is shipped.
   interpreter = tf.lite.Interpreter(model_path=path)
   run = interpreter.get_signature_runner()
   for utterance in utterances:
@@ -311,6 +318,7 @@ def _convert(exported: ExportedRecognizer) -> bytes:
   converter.optimizations = [tf.lite.Optimize.DEFAULT]
   converter.target_spec.supported_types = [tf.float16]
   try:
+    # The converter raises its own classes of errors.
     return converter.convert()
   except Exception as e:  # pylint: disable=broad-exception-caught
     raise ValueError(

@@ -49,6 +49,7 @@ class LanguageModel:
     checks.positive_int(beam_width=self.beam_width)
     if not os.path.isfile(self.path):
       raise ValueError(f'the language model {self.path} does not exist.')
+    # pyctcdecode goes by the ending: it reads the words of an .arpa file.
     if not self.path.endswith(_ENDINGS):
       raise ValueError(
           f'the language model {self.path} must be a file of KenLM that ends '
@@ -102,11 +103,13 @@ def build_decode(
   def decode(
       logits: np.ndarray,
   ) -> tuple[str, list[tuple[str, int, int]]]:
+    # pyctcdecode fails without frames.
     if not len(logits):  # pylint: disable=g-explicit-length-test
       return '', []
     best = decoder.decode_beams(
         logits, beam_width=language_model.beam_width
     )[0]
+    # Scores follow, which are not used.
     text, _, frames, *_ = best
     return text, [(word, start, end) for word, (start, end) in frames]
 

@@ -99,10 +99,12 @@ def _build(value: tensor_file.Json, *, trust_code: str | None) -> object:
     case {'build': name, 'arguments': given}:
       return _builder(name, trust_code)(**_arguments(given, build))
     case {'function': name, 'arguments': given}:
+      # A function that the model calls later, as `output_lengths`.
       function = _builder(name, trust_code)
       given = _arguments(given, build)
       return functools.partial(function, **given) if given else function
     case dict():
+      # Cut: the file may come from a stranger, and the message is printed.
       raise ValueError(f'{str(value)[:60]!r} is neither a builder nor a value')
   return value
 
@@ -125,6 +127,7 @@ def _builder(name: str, trust_code: str | None) -> Callable[..., object]:
         'code: read it, and name its folder with --trust_code=FOLDER.'
     )
   module_name, _, function_name = name.rpartition('.')
+  # Absolute: an entry of sys.path must not follow a change of folder.
   folder = os.path.realpath(trust_code)
   # Python's own modules, and those installed, are not in the folder.
   top = module_name.partition('.')[0]

@@ -29,6 +29,7 @@ from tff_asr.recognition import language_model as language_model_lib
 from tff_asr.recognition import model_spec
 from tff_asr.storage import run_dir
 
+# Windows overlap by two margins: a fifth.
 _MARGIN_SHARE = 0.1
 
 # Logits float32 [S, V] to the text, and its words with first and last frame.
@@ -105,6 +106,7 @@ class Recognizer:
     # In output frames, so that windows start at whole frames and their logits
     # can be joined.
     self._margin = int(_MARGIN_SHARE * window)
+    # Each window contributes its middle.
     self._hop = window - 2 * self._margin
     self.window_samples = (
         (window * stride - 1) * log_mel.FRAME_SHIFT + log_mel.FRAME_LENGTH
@@ -118,6 +120,7 @@ class Recognizer:
         autograph=False,
     )
     def compute(weights, batch):
+      # Without training: no dropout, and no randomness.
       return model.logits(weights, batch['features'], batch['feature_lengths'])
 
     self._compute = compute
@@ -149,14 +152,12 @@ class Recognizer:
         names[number] = name
         lengths[number] = (len(waveform), len(starts))
         for index, start in enumerate(starts):
-          window = waveform[start:]
-          if len(starts) > 1:
-            window = window[: self.window_samples]
           yield {
               schema.CLIENT_ID: str(number),
+              # Evaluation batches keep utterances without labels.
               schema.TRANSCRIPT: '',
               schema.UTTERANCE_ID: str(index),
-              schema.WAVEFORM: window,
+              schema.WAVEFORM: waveform[start : start + self.window_samples],
           }
 
     # A generator, so that long recordings are read one at a time.
@@ -226,6 +227,7 @@ class Recognizer:
     texts = self.pipeline.tokenizer.texts(tokens[0].numpy()[frames])
     # A sentence piece has several characters: repeat its frame for each.
     frames = np.repeat(frames, [len(each) for each in texts])
+    # Without strip: positions must match those of the frames.
     text = ''.join(texts)
     words, start = [], None
     for index, character in enumerate(text + ' '):
@@ -280,6 +282,7 @@ def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:
   # Encoders only have a function of lengths, so the stride is measured.
   lengths = np.asarray(output_lengths(tf.range(1000, 1100)))
   strides = np.unique(np.diff(np.flatnonzero(np.diff(lengths)))).tolist()
+  # Windows begin at multiples of the stride.
   if len(strides) != 1:
     raise ValueError(
         f'the encoder has output frames at uneven distances ({strides}): '

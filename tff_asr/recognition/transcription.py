@@ -25,6 +25,7 @@ _ENDINGS = {'text': '.txt', 'json': '.json', 'srt': '.srt'}
 # A subtitle ends at a pause, or before it is too long to read.
 _PAUSE_SEC = 0.8
 _MAX_CUE_SEC = 6.0
+# Two lines of a subtitle.
 _MAX_CUE_CHARACTERS = 80
 
 
@@ -57,6 +58,7 @@ def transcribe(
   checks.one_of(FORMATS, output_format=output_format)
   stems = find(paths)
   if output_dir is not None:
+    # Before transcribing, which may take hours.
     checks.output_folders(output_dir=output_dir)
     _check_stems(stems)
   elif output_format == 'srt' and len(stems) > 1:
@@ -167,8 +169,10 @@ def render(
         }
         for each in recognitions
     ]
+    # Letters as they are: transcripts are read by people, too.
     return json.dumps(values, indent=1, ensure_ascii=False) + '\n'
   if output_format == 'srt':
+    # Times start at 0 in each recording.
     (only,) = recognitions
     return _srt(only.words)
   return ''.join(

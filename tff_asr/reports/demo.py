@@ -35,8 +35,10 @@ from tff_asr.metrics import word_errors
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import tables
 
+# Never all interfaces: the page is for the person at this computer.
 HOST = '127.0.0.1'
 MAX_BYTES = 64 * 2**20
+# Each model transcribes while the page waits.
 MAX_SEC = 120.0
 
 Recognize = Callable[
@@ -118,6 +120,7 @@ class Server(socketserver.ThreadingTCPServer):
       AudioError: The file is not audio, or is too long.
     """
     with self._lock:
+      # The path is not known: the browser sends content only.
       waveform = audio.read(recording, name='this file', max_sec=MAX_SEC)
       hypotheses = []
       for recognize in self._recognizers:
@@ -168,6 +171,7 @@ def compare(reference: str, hypothesis: str) -> Comparison:
 
 def _words(text: str) -> str:
   """Lower case; letters, digits, and apostrophes and hyphens inside words."""
+  # Composed: an accent as a letter of its own would split the word.
   text = unicodedata.normalize('NFC', text).lower().replace('\u2019', "'")
   kept = ''.join(
       c if unicodedata.category(c)[0] in 'LMN' or c in "'-" else ' '
@@ -230,6 +234,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # A new nonce for each response, so that no script can guess it.
     nonce = secrets.token_urlsafe(16)
     with open(_PAGE, encoding='utf-8') as f:
+      # Read at each request, which is rare.
       page = f.read().replace('NONCE', nonce)
     self._send(page, kind='text/html', policy=_POLICY.format(nonce=nonce))
 
@@ -252,6 +257,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
           f'The file is larger than {MAX_BYTES // 2**20} MiB.',
       )
     recording = self.rfile.read(int(size))
+    # The connection ended early.
     if len(recording) < int(size):
       raise _Refused(http.HTTPStatus.BAD_REQUEST, 'The file was cut off.')
     query = dict(parse.parse_qsl(parse.urlsplit(self.path).query))
@@ -278,6 +284,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.send_response(status)
     for name, value in {
         'Content-Type': f'{kind}; charset=utf-8',
+        # In bytes, not in characters.
         'Content-Length': str(len(data)),
         'Content-Security-Policy': policy,
         # Transcripts must not stay in the browser's cache.

@@ -28,7 +28,9 @@ _HEIGHT = 4.2
 _PANEL_HEIGHT = 3.2
 _COLUMNS = 3
 _LEGEND_COLUMNS = 5
+# Names of more layers would overlap.
 _MAX_NAMED_LAYERS = 60
+# Each point is an accounting of its own.
 _POINTS_PER_DECADE = 6
 _LINES = ('--', ':', '-.')
 
@@ -72,6 +74,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
   figure = _over_time(runs, {'epsilon': ''}, label='epsilon spent (RDP)')
   if figure is None:
     return None
+  # Settings are gin text: without a target it is 'None'.
   targets = {run.settings.get('TARGET_EPSILON', 'None') for run in runs}
   for axes in figure.axes:
     axes.set_yscale('log')
@@ -201,6 +204,7 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
       axes.axhline(100 * rate, linestyle='--', linewidth=1, **style)
   _mark_useful_epsilon(axes.axvline)
   axes.set_xscale('log')
+  # Marks at the border would be cut.
   axes.margins(x=0.08, y=0.15)
   axes.set_xlabel('epsilon')
   sets = sorted({name for _, (_, name) in measured})
@@ -228,12 +232,16 @@ def epsilon_by_population(
     (group,) = result.rounds
     sampling = group.sampling
     populations.append(sampling.population)
+    # In units of the clip.
     sigma_mean = group.noise_multiplier / sampling.cohort_size
+    # Rounded: results of one plan differ in the last bits.
     key = (sampling.cohort_size, f'{sigma_mean:.3g}', group.count)
+    # A logarithmic axis has no infinity.
     if result.epsilon < math.inf:
       curves.setdefault(key, []).append(result)
   if not curves:
     raise ValueError('there is no finite epsilon to plot.')
+  # A decade further than the largest that was asked for.
   last = 10 * max(populations)
   figure, axes = _figure(width=7, height=4.5)
   for (cohort_size, sigma_mean, rounds), marked in curves.items():
@@ -341,6 +349,7 @@ def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
 
 def color_of(runs: Runs, run: runs_lib.Run) -> str:
   """Returns the colour of a run among runs, as `#rrggbb`."""
+  # By place, so that a run has one colour in all plots of a report.
   number = list(runs).index(run)
   # tab10 has 10 colours.
   if len(runs) <= 10:
@@ -381,6 +390,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
 
 def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
   """Returns a run's WER, on the test set if evaluated, and the set's name."""
+  # The test set goes before the dev set, which has tuned the run.
   if run.speakers:
     return run.test_errors.rate, 'test set'
   last = run.last('dev_word_error_rate')
@@ -430,6 +440,7 @@ def _over_time(
   }
   if not shown:
     return None
+  # All share one vertical axis, so that their values can be compared.
   columns = min(_COLUMNS, len(shown))
   num_rows = -(-len(shown) // columns)
   figure, panels = _figure(
@@ -454,6 +465,7 @@ def _over_time(
     panel.set_xlabel(
         f'{unit} ({"federated" if unit == "round" else "central"})'
     )
+    # Rounds and steps are whole numbers.
     panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   for row in panels:
     row[0].set_ylabel(label)
@@ -483,6 +495,7 @@ def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
   handles = {}
   for panel in panels:
     for handle, text in zip(*panel.get_legend_handles_labels()):
+      # One entry for a run that is in several panels.
       handles.setdefault(text, handle)
   if handles:
     figure.legend(

@@ -74,6 +74,7 @@ def write(
   """
   checks.non_negative_int(num_worst=num_worst)
   checks.output_folders(output_dir=output_dir)
+  # After the checks of arguments.
   os.makedirs(output_dir, exist_ok=True)
   sections = _sections(rows, output_dir=output_dir, num_worst=num_worst)
   path = os.path.join(output_dir, PAGE)
@@ -150,6 +151,7 @@ def _page(title: str, sections: dict[str, list[str]]) -> str:
 
 def _picture(folder: str, name: str, figure: plots.Figure) -> str:
   """Writes a plot to the folder as PNG; returns it as an HTML image."""
+  # Drawn once, for the file and for the page.
   png = io.BytesIO()
   plots.save(figure, png)
   with open(os.path.join(folder, f'{name}.png'), 'wb') as f:
@@ -216,6 +218,7 @@ def _configuration(run: runs_lib.Run) -> str:
 def _worst(runs: plots.Runs, num_worst: int) -> Iterator[str]:
   """Yields the utterances with the most errors, aligned."""
   evaluated = [run for run in runs if run.evaluation is not None]
+  # Transcripts may be private: 0 leaves out all of them.
   if not num_worst or not evaluated:
     return
   yield _note(_TRANSCRIPTS)

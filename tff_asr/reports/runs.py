@@ -107,6 +107,7 @@ class Run:
   @property
   def rounds(self) -> Rounds | dict[str, Never]:
     """Returns the last rounds of its privacy report; empty without one."""
+    # The last: those before are of seed models.
     groups = (self.privacy or {}).get('groups')
     return groups[-1] if groups else {}
 
@@ -161,6 +162,7 @@ def read(
     ValueError: A folder is not a run's, is named twice, or a file in it is
       damaged; for several of them together.
   """
+  # A path with and without a slash is one folder.
   paths = [os.path.normpath(path) for path in paths]
   twice = sorted({path for path in paths if paths.count(path) > 1})
   if twice:
@@ -213,6 +215,7 @@ def _speakers(
 def _names(paths: Sequence[str]) -> list[str]:
   """Returns the shortest distinct ends of the paths."""
   parts = [os.path.abspath(path).split(os.sep) for path in paths]
+  # From the last folder up, until no two names are equal.
   for count in range(1, max(map(len, parts), default=0) + 1):
     names = ['/'.join(each[-count:]) for each in parts]
     if len(set(names)) == len(names):
@@ -224,6 +227,7 @@ def _text(path: str) -> str:
   """Reads a file's text; empty without the file."""
   if not os.path.exists(path):
     return ''
+  # An unreadable byte must not end a report.
   return files.read(path).decode(errors='replace')
 
 

@@ -34,6 +34,7 @@ class Group(NamedTuple):
 
 def by_rate(run: runs_lib.Run) -> list[word_errors.WordErrors]:
   """Returns the errors of speakers with words, by increasing WER."""
+  # Without words there is no rate.
   spoken = [errors for errors in run.speakers.values() if errors.words]
   return sorted(spoken, key=lambda errors: errors.rate)
 
@@ -45,6 +46,7 @@ def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
     errors: As `by_rate` sorts them; at least one. A tenth is at least one
       speaker.
   """
+  # Of fewer than ten speakers, the worst one.
   count = max(1, round(_WORST_SHARE * len(errors)))
   return word_errors.total(errors[-count:]).rate
 
@@ -73,6 +75,7 @@ def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
     unknown = members.pop(NOT_KNOWN, [])
     if len(members) < 2:
       continue
+    # Ties by name, so that equal evaluations give equal tables.
     by_size = sorted(members, key=lambda value: (-len(members[value]), value))
     shown, rest = by_size[:MAX_GROUPS], by_size[MAX_GROUPS:]
     ordered = {value: members[value] for value in shown}

@@ -60,6 +60,7 @@ class Row(NamedTuple):
         {name: errors.words for name, errors in run.speakers.items()}
         for run in self.runs
     )
+    # Means over runs need the same speakers in each.
     if any(other != first for other in others):
       raise ValueError(
           f'the runs of {self.label} were not all evaluated on the same '
@@ -100,6 +101,7 @@ def parse(
   """
   paths = {}
   for text in texts:
+    # From the right: the label may contain equals signs.
     label, _, folders = text.rpartition('=')
     named = [folder for folder in folders.split(',') if folder]
     if not named:
@@ -216,6 +218,7 @@ def settings(runs: Sequence[runs_lib.Run]) -> Table:
 
 def plain(text: str) -> str:
   """Escapes Markdown and HTML, and removes control characters."""
+  # Control characters would steer the terminal.
   shown = _CONTROL.sub(' ', text)
   return re.sub(r'[\\|<]', r'\\\g<0>', shown).replace('](', ']\\(')
 
@@ -252,6 +255,7 @@ def interval(found: confidence.Interval) -> str:
 def epsilon(row: Row) -> str:
   """Formats the largest epsilon of a row's runs; empty without any."""
   known = [run.epsilon for run in row.runs if run.epsilon is not None]
+  # The largest: each run of a row was released.
   return privacy_report.format_epsilon(max(known)) if known else ''
 
 
@@ -261,6 +265,7 @@ def rate(row: Row) -> str:
     return ''
   shown = percent(sum(row.errors) / sum(row.words.values()))
   if len(row.rates) > 1:
+    # Over random seeds; the interval over speakers is a column of its own.
     shown += f' +- {percent(statistics.stdev(row.rates))}'
   return shown
 
@@ -290,7 +295,9 @@ def _kind(row: Row) -> str:
 
 def _progress(row: Row) -> str:
   """Rounds or steps that all runs have completed."""
+  # The slowest run says how far the row is.
   least = min(run.num_done for run in row.runs)
+  # results.json is written when a run ends.
   is_over = all(run.results for run in row.runs)
   return f'{least:,}' if is_over else f'{least:,}, not ended'
 

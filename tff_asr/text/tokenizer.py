@@ -48,6 +48,7 @@ UNKNOWN_SOURCE = (
 # SentencePiece's symbol for a space.
 _SPACE = '\u2581'
 _UNKNOWN = '<unk>'
+# Log probabilities are far smaller; sums of these stay finite in float32.
 _MAX_SCORE = 1e5
 
 
@@ -133,6 +134,7 @@ class CharTokenizer(Tokenizer):
       raise ValueError('characters must name at least one character.')
     _check_control(characters, of='characters')
     counts = collections.Counter(characters)
+    # Of two ids, `encode` would use one only.
     twice = sorted(c for c, count in counts.items() if count > 1)
     if twice:
       raise ValueError(f'characters has {twice} more than once.')
@@ -145,6 +147,7 @@ class CharTokenizer(Tokenizer):
     self.source = source
     self._boundary = boundary
     codepoints = [ord(c) for c in characters]
+    # -1: `encode` returns it for characters without an id.
     self._id_of_codepoint = np.full(max(codepoints) + 1, -1, np.int32)
     self._id_of_codepoint[codepoints] = np.arange(len(characters))
 
@@ -238,6 +241,7 @@ def for_language(language: str, *, boundary: str = '') -> CharTokenizer:
         ' for another one give CharTokenizer its characters.'
     )
   return CharTokenizer(
+      # English first, so that its ids are the same in every language.
       ENGLISH + LETTERS[language][len(_LATIN) :],
       boundary=boundary,
       source=f'the published characters of {language!r}',
@@ -257,6 +261,7 @@ def _unigram_model(pieces: Mapping[str, float]) -> bytes:
   # Serialized here, so that a run's tokens are plain data. A whole model file
   # has tables for normalisation, which SentencePiece does not check.
   sized = lambda tag, data: bytes([tag]) + _varint(len(data)) + data
+  # A piece: field 1 text, field 2 score (float32), field 3 kind.
   entry = lambda text, score, kind: sized(
       0x0A,
       sized(0x0A, text.encode())
