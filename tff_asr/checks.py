@@ -6,11 +6,9 @@ argument's name, what was found and what is allowed. For several arguments it
 raises `Problems`, which is also a `ValueError`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 import os
-import types
 
 
 class Problems(ValueError):
@@ -38,47 +36,27 @@ def raise_errors(errors: Sequence[Exception], /) -> None:
     raise Problems(*messages)
 
 
-class _Collector:
-  """Keeps each ValueError and OSError that is raised in its context."""
+def check_all(*checks: Callable[[], object]) -> None:
+  """Runs all checks, and reports those that fail as one error.
 
-  def __init__(self):
-    self.errors: list[Exception] = []
-
-  def __enter__(self) -> None:
-    pass
-
-  def __exit__(
-      self,
-      unused_type: type[BaseException] | None,
-      error: BaseException | None,
-      unused_traceback: types.TracebackType | None,
-  ) -> bool:
-    if not isinstance(error, (ValueError, OSError)):
-      return False  # A defect is not collected.
-    self.errors.append(error)
-    return True
-
-
-@contextlib.contextmanager
-def collect_errors() -> Iterator[contextlib.AbstractContextManager[None]]:
-  """Reports several failed checks as one error.
-
-      >>> with collect_errors() as collect:
-      ...   with collect:
-      ...     positive(rate=0.0)
-      ...   with collect:
-      ...     positive_int(steps=1.5)
+      >>> check_all(
+      ...     lambda: positive(rate=0.0), lambda: positive_int(steps=1.5)
+      ... )
       Traceback (most recent call last):
       tff_asr.checks.Problems: rate must be positive, found 0.0.
       steps must be a positive integer, found 1.5.
 
-  Yields:
-    A context manager that each check is run in, any number of times. The errors
-    it keeps are raised at the end as by `raise_errors`.
+  Args:
+    *checks: Called in order. Each ValueError and OSError is kept, and raised at
+      the end as by `raise_errors`.
   """
-  collector = _Collector()
-  yield collector
-  raise_errors(collector.errors)
+  errors = []
+  for check in checks:
+    try:
+      check()
+    except (ValueError, OSError) as error:  # Any other is a defect.
+      errors.append(error)
+  raise_errors(errors)
 
 
 def positive(**values: float) -> None:

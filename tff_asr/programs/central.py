@@ -128,35 +128,23 @@ class CentralTraining(
   privacy_unit = None
 
   def validate(self) -> None:
-    with checks.collect_errors() as collect:
-      with collect:
-        checks.positive_int(num_steps=self.num_steps)
-      with collect:
-        checks.non_negative_int(
+    checks.check_all(
+        lambda: checks.positive_int(num_steps=self.num_steps),
+        lambda: checks.non_negative_int(
             seed=self.seed,
             unaugmented_steps=self.unaugmented_steps,
             encoder_frozen_steps=self.encoder_frozen_steps,
-        )
-      with collect:
-        self._check_loaders()
-      with collect:
-        checks.positive(
+        ),
+        self._check_loaders,
+        lambda: checks.positive(
             max_grad_norm=self.max_grad_norm, encoder_rate=self.encoder_rate
-        )
-      with collect:
-        checks.finite(encoder_rate=self.encoder_rate)
-      with collect:
-        if self.devices is not None:
-          central_step.find_devices(self.devices)
-      with collect:
-        buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets)
-      with collect:
-        if self.patience is not None:
-          checks.positive_int(patience=self.patience)
-      with collect:
-        self._check_patience()
-      with collect:
-        super().validate()
+        ),
+        lambda: checks.finite(encoder_rate=self.encoder_rate),
+        lambda: central_step.find_devices(self.devices),
+        lambda: buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets),
+        self._check_patience,
+        super().validate,
+    )
 
   def _check_loaders(self) -> None:
     """Raises ValueError if a loader would have no data."""
@@ -171,8 +159,11 @@ class CentralTraining(
       )
 
   def _check_patience(self) -> None:
-    """Raises ValueError for patience without evaluations."""
-    if self.patience is not None and self.evaluator is None:
+    """Raises ValueError for patience that is not positive or has no dev set."""
+    if self.patience is None:
+      return
+    checks.positive_int(patience=self.patience)
+    if self.evaluator is None:
       raise ValueError('patience needs an evaluator of a dev set, found none.')
 
   @property

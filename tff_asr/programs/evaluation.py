@@ -8,6 +8,7 @@ with the weights of finished runs and writes the results into their folders.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -241,11 +242,12 @@ def check_characters(
 ) -> None:
   """Raises ValueError if a corpus has characters that are not tokens.
 
+  Without a tokenizer the model outputs no tokens, and any transcripts will do.
   Data without a corpus description (not made by `data.index`) are checked while
   they are read.
   """
   corpus = client_data_lib.corpus_of(client_data)
-  if corpus is None:
+  if corpus is None or pipeline.tokenizer is None:
     return
   missing = pipeline.tokenizer.missing(corpus.characters)
   if missing:
@@ -284,24 +286,24 @@ def evaluate(
     ValueError: Arguments are wrong (one error for all of them, before anything
       is decoded), or a file is damaged.
   """
-  private = {}
-  with checks.collect_errors() as collect:
-    with collect:
-      check_characters(client_data, pipeline)
-    with collect:
-      _check_models(runs, model, pipeline)
-    with collect:
-      _check_outputs(runs, output_name)
-    with collect:
-      attributes = _attributes(client_data)
-    # `_check_models` reports runs that are named twice.
-    for run in dict.fromkeys(runs):
-      with collect:
-        private[run] = public_data.count_overlap(run, client_data)
+  tokens = pipeline.tokenizer.identity
+  if not runs:
+    raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
+  checks.check_all(
+      lambda: check_characters(client_data, pipeline),
+      lambda: _check_outputs(runs, output_name),
+      *(
+          functools.partial(
+              run_dir.check_model, run, model=model, tokens=tokens
+          )
+          for run in runs
+      ),
+  )
   # Read before anything is decoded: a damaged file is found in seconds.
+  attributes = _attributes(client_data)
+  private = [public_data.count_overlap(run, client_data) for run in runs]
   weights = [
-      run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.identity)
-      for run in runs
+      run_dir.read_model(run, model=model, tokens=tokens) for run in runs
   ]
   evaluator = Evaluator(
       model=model, pipeline=pipeline, client_data=client_data
@@ -313,12 +315,12 @@ def evaluate(
   with progress_lib.Progress(
       description='evaluate', total=len(runs) * num_utterances, unit='utterance'
   ) as progress:
-    for run, run_weights in zip(runs, weights, strict=True):
+    for run, run_weights, counts in zip(runs, weights, private, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
-      results.append(_results(evaluated, attributes, private[run]))
+      results.append(_results(evaluated, attributes, counts))
       files.write_json(os.path.join(run, output_name), results[-1])
-  for run, result in zip(runs, results, strict=True):
-    _print_result(run, result, private[run])
+  for run, result, counts in zip(runs, results, private, strict=True):
+    _print_result(run, result, counts)
   return results
 
 
@@ -333,22 +335,6 @@ def _print_result(
   )
   if private.words:
     print(f'{run}: {private.words}')
-
-
-def _check_models(
-    runs: Sequence[str], model: ctc.CtcModel, pipeline: pipeline_lib.Pipeline
-) -> None:
-  """Raises ValueError unless every run has a model of this configuration."""
-  if not runs or isinstance(runs, str):
-    raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
-  twice = sorted({run for run in runs if runs.count(run) > 1})
-  if twice:
-    raise ValueError(f'runs holds {", ".join(twice)} more than once.')
-  tokens = pipeline.tokenizer.identity
-  with checks.collect_errors() as collect:
-    for run in runs:
-      with collect:
-        run_dir.check_model(run, model=model, tokens=tokens)
 
 
 def _check_outputs(runs: Sequence[str], output_name: str) -> None:

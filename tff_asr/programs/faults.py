@@ -72,13 +72,12 @@ class FaultSettings:
 
   def validate(self) -> None:
     """Raises ValueError that lists everything wrong with the settings."""
-    share = self.max_failed_share
-    with checks.collect_errors() as collect:
-      with collect:
-        if share is not None:
-          checks.in_range(0, 1, max_failed_share=share)
-      with collect:
-        checks.one_of(ACTIONS, on_divergence=self.on_divergence)
+    # None sets no limit, as a share of 1 does.
+    share = 1 if self.max_failed_share is None else self.max_failed_share
+    checks.check_all(
+        lambda: checks.in_range(0, 1, max_failed_share=share),
+        lambda: checks.one_of(ACTIONS, on_divergence=self.on_divergence),
+    )
 
   def count_failed(
       self,

@@ -41,11 +41,6 @@ from tff_asr.storage import run_dir
 # Names of the learning process's exact metrics.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 
-# Takes a round and its number.
-Observer = Callable[
-    [private_rounds.RoundResult[list[str], cohorts.CohortState], int], None
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FederatedTraining(
@@ -64,7 +59,7 @@ class FederatedTraining(
     faults: What to do about clients that fail and models that diverge.
     scores_run: Folder of the run with the scores that chose layers to freeze,
       if any; its ledger is inherited.
-    observer: Called with each round and its number, for an audit; else None.
+    privacy: Budget and keys.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -73,23 +68,22 @@ class FederatedTraining(
   num_rounds: int
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
   scores_run: Optional[str] = None
-  observer: Optional[Observer] = None
+  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
 
   name = 'federated'
   step_name = 'round'
   privacy_unit = 'speaker'
 
   def validate(self) -> None:
-    with checks.collect_errors() as collect:
-      with collect:
-        checks.positive_int(num_rounds=self.num_rounds)
-      with collect:
+    checks.check_all(
+        lambda: checks.positive_int(num_rounds=self.num_rounds),
         # With any key: this call only checks the builder's arguments.
-        self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
-      with collect:
-        self.faults.validate()
-      with collect:
-        super().validate()
+        lambda: self.build_cohorts(
+            self.client_data.client_ids, key=keys.from_seed(0)
+        ),
+        self.faults.validate,
+        super().validate,
+    )
 
   @functools.cached_property
   def _cohorts(self) -> cohorts.Cohorts:
@@ -151,8 +145,6 @@ class FederatedTraining(
       round_num: int,
       shows_exact: bool,
   ) -> tuple[faults_lib.RollBacks, Optional[dict[str, float]]]:
-    if self.observer is not None:
-      self.observer(result, round_num)
     # TFF's own context reports nothing: there a failed client ends the round.
     report = context_lib.RoundReport()
     if isinstance(self.context, context_lib.AsyncContext):

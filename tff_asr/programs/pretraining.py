@@ -66,6 +66,7 @@ class Pretraining(
     freeze: Which layers to freeze, by the scores of init_from_run.
     jit_compile: Whether XLA compiles gradients by example (`dp_sgd`), which
       needs length buckets.
+    privacy: Budget and keys of training with a query.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -78,39 +79,33 @@ class Pretraining(
   measured_clips: Sequence[float] = ()
   freeze: Optional[layer_freeze.LayerFreeze] = None
   jit_compile: bool = False
+  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
 
   name = 'pre-training'
   step_name = 'step'
   privacy_unit = 'example'
 
   def validate(self) -> None:
-    with checks.collect_errors() as collect:
-      with collect:
-        checks.positive_int(
+    checks.check_all(
+        lambda: checks.positive_int(
             num_steps=self.num_steps, batch_size=self.batch_size
-        )
-      with collect:
-        checks.non_negative_int(seed=self.seed)
-      with collect:
-        self._check_target()
-      with collect:
-        devices_lib.logical_devices(self.devices)
-      with collect:
-        for clip in self.measured_clips:
-          checks.positive(measured_clips=clip)
-      with collect:
-        dp_sgd.check_gradients(
+        ),
+        lambda: checks.non_negative_int(seed=self.seed),
+        self._check_target,
+        lambda: devices_lib.logical_devices(self.devices),
+        *(
+            functools.partial(checks.positive, measured_clips=clip)
+            for clip in self.measured_clips
+        ),
+        lambda: dp_sgd.check_gradients(
             self.gradients, is_private=self.build_query is not None
-        )
-      with collect:
+        ),
         # With any key: this call only checks the arguments.
-        self._build_examples(keys.from_seed(0))
-      with collect:
-        self._check_copies()
-      with collect:
-        self._choose_frozen()
-      with collect:
-        super().validate()
+        lambda: self._build_examples(keys.from_seed(0)),
+        self._check_copies,
+        self._choose_frozen,
+        super().validate,
+    )
 
   def _check_target(self) -> None:
     """Raises ValueError for a budget of a run that charges nothing."""

@@ -86,19 +86,17 @@ class PrivacySettings:
   def validate(self) -> None:
     """Raises ValueError that lists everything wrong with the settings."""
     seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
-    with checks.collect_errors() as collect:
-      with collect:
-        if self.delta is not None:
-          accounting.check_delta(self.delta)
-      with collect:
-        self._check_target()
-      with collect:
-        checks.non_negative_int(
+    checks.check_all(
+        self._check_target,
+        lambda: checks.non_negative_int(
             **{name: seed for name, seed in seeds.items() if seed is not None}
-        )
+        ),
+    )
 
   def _check_target(self) -> None:
-    """Raises ValueError for a target that is not above 0 or has no delta."""
+    """Raises ValueError for a delta or a target that is out of range."""
+    if self.delta is not None:
+      accounting.check_delta(self.delta)
     if self.target_epsilon is None:
       return
     checks.positive(target_epsilon=self.target_epsilon)

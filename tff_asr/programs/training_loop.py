@@ -126,15 +126,14 @@ class RunSettings:
 
   def validate(self) -> None:
     """Raises ValueError that lists everything wrong with the settings."""
-    with checks.collect_errors() as collect:
-      with collect:
-        checks.positive_int(
+    checks.check_all(
+        lambda: checks.positive_int(
             evaluate_every=self.evaluate_every,
             save_every=self.save_every,
             keep_last=self.keep_last,
-        )
-      with collect:
-        checks.non_negative_int(keep_every=self.keep_every)
+        ),
+        lambda: checks.non_negative_int(keep_every=self.keep_every),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,7 +153,6 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
     pipeline: Examples to batches.
     client_data: The speakers to train on.
     settings: Intervals of evaluations and saved states.
-    privacy: Budget and keys of private training.
     evaluator: Evaluates weights on a public dev set, or None.
     init_from_run: Folder of the run that provides the initial model, or None.
     on_shared_data: What to do if data that are called public share speakers
@@ -169,7 +167,6 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
   pipeline: pipeline_lib.Pipeline
   client_data: tff.simulation.datasets.ClientData
   settings: RunSettings = RunSettings()
-  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   evaluator: Optional[Evaluator] = None
   init_from_run: Optional[str] = None
   model_spec: str = ''
@@ -181,55 +178,33 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
   step_name: ClassVar[str]
   # What the ledger protects, such as 'speaker'; None: no data are private.
   privacy_unit: ClassVar[Optional[str]]
+  # Budget and keys; a field of the programs whose data may be private.
+  privacy: ClassVar = private_rounds.PrivacySettings()
 
   def __post_init__(self):
     self.validate()
 
   def validate(self) -> None:
     """Raises ValueError that lists everything wrong with the configuration."""
-    with checks.collect_errors() as collect:
-      with collect:
-        self.settings.validate()
-      with collect:
-        self.privacy.validate()
-      with collect:
-        self._check_privacy_unit()
-      with collect:
-        checks.one_of(public_data.ACTIONS, on_shared_data=self.on_shared_data)
-      with collect:
-        if self.tokens:
-          evaluation.check_characters(self.client_data, self.pipeline)
-      with collect:
-        _check_durations(self.client_data, self.pipeline)
-      with collect:
-        if self.init_from_run is not None:
-          warm_start.check(
-              self.init_from_run, model=self.model, tokens=self.tokens
-          )
-      with collect:
-        self._check_init_from_run()
-      with collect:
-        run_dir.check_folder(self.output_dir, configuration=self.configuration)
-
-  def _check_privacy_unit(self) -> None:
-    """Raises ValueError for a budget or keys of training that has none."""
-    unused = self.privacy != private_rounds.PrivacySettings()
-    if self.privacy_unit is None and unused:
-      raise ValueError(
-          f'{self.name} training is not private: leave out its privacy '
-          'settings.'
-      )
+    checks.check_all(
+        self.settings.validate,
+        self.privacy.validate,
+        lambda: checks.one_of(
+            public_data.ACTIONS, on_shared_data=self.on_shared_data
+        ),
+        lambda: evaluation.check_characters(self.client_data, self.pipeline),
+        lambda: _check_durations(self.client_data, self.pipeline),
+        self._check_init_from_run,
+        lambda: run_dir.check_folder(
+            self.output_dir, configuration=self.configuration
+        ),
+    )
 
   def _check_init_from_run(self) -> None:
-    """Raises ValueError for a run that starts from itself."""
-    seed_run = self.init_from_run
-    # Compared after links are followed.
-    if seed_run is not None and os.path.realpath(seed_run) == os.path.realpath(
-        self.output_dir
-    ):
-      raise ValueError(
-          f'init_from_run and output_dir are both {self.output_dir}: a run '
-          'cannot start from itself.'
+    """Raises ValueError if the initial model does not fit this one."""
+    if self.init_from_run is not None:
+      warm_start.check(
+          self.init_from_run, model=self.model, tokens=self.tokens
       )
 
   @property
