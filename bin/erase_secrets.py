@@ -20,7 +20,7 @@ from absl import flags
 
 from tff_asr.storage import run_dir
 
-_RUN = flags.DEFINE_string('run', None, 'Folder of the run.')
+_RUN = flags.DEFINE_string('run', None, 'Folder of the run. Required.')
 flags.mark_flag_as_required('run')
 
 

@@ -26,16 +26,20 @@ from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import model_card
 from tff_asr.reports import runs
 
-_RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+_RUN = flags.DEFINE_string(
+    'run', None, 'Folder of a run that has ended. Required.'
+)
 _TRUST_CODE = flags.DEFINE_string(
     'trust_code',
     None,
     'Folder of Python modules that the model may be built with: they can run '
     'any code.',
 )
-_OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder for the exports.')
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir', None, 'Folder for the exports. Required.'
+)
 _DATA = flags.DEFINE_string(
-    'data', None, 'Folder of shards to check the exports on.'
+    'data', None, 'Folder of shards to check the exports on. Required.'
 )
 _NUM_UTTERANCES = flags.DEFINE_integer(
     'num_utterances', 100, 'Number of utterances to check.', lower_bound=1

@@ -15,7 +15,7 @@ from absl import flags
 from tff_asr.programs import inspection
 
 _DATA = flags.DEFINE_list(
-    'data', None, 'Folders of shards, or folders that hold some.'
+    'data', None, 'Folders of shards, or folders that hold some. Required.'
 )
 _CLIENT = flags.DEFINE_string('client', None, 'Print the records of a client.')
 _HISTOGRAM = flags.DEFINE_string(

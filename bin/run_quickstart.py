@@ -25,13 +25,11 @@ from tff_asr import launch
 launch.install_early_sigint(__name__)
 
 from collections.abc import Mapping
-from concurrent import futures
 import os
 import subprocess
 import sys
 import time
 import types
-import zlib
 
 from absl import flags
 
@@ -89,20 +87,12 @@ _SOURCE_NOISE = 0.0012
 _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
-# Minutes of the whole, and seconds of `_pace`, on the same two free cores.
-_MINUTES = {False: 6.5, True: 1.1}
-_PACE_SEC, _PACE_NUMBERS = 0.28, 300_000
 _NUM_TRANSCRIPTS = 3
 
 
 def main(_) -> None:
   started = time.monotonic()
   checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
-  if _SOURCE.value is None:
-    minutes = _MINUTES[_SMALL.value] * _pace() / _PACE_SEC
-    print(
-        f'This takes some {minutes:.1f} minutes at the pace of now.', flush=True
-    )
   shards = _make_shards()
   names = [run for run in _RUNS if run != 'federated' or _TWIN.value]
   for run in names:
@@ -132,16 +122,6 @@ def main(_) -> None:
   print(command.format('transcribe'), f'--run={folders["federated_dp"]} FILE')
   print(f'{_RUNS_DIR.value} also holds metrics, the privacy report, and'
         ' hypotheses in test.json.')
-
-
-def _pace() -> float:
-  """Seconds that two threads take here to compress some data."""
-  # Python's threads run at once in zlib.
-  data = b''.join(b'%d' % (i * i) for i in range(_PACE_NUMBERS))
-  started = time.monotonic()
-  with futures.ThreadPoolExecutor(2) as pool:
-    list(pool.map(zlib.compress, [data] * 2))
-  return time.monotonic() - started
 
 
 def _print_findings(rows: Mapping[str, tables.Row]) -> None:

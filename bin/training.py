@@ -17,7 +17,9 @@ _Describe = Callable[[_Program], Coroutine[object, object, str]]
 _Train = Callable[[_Program], Coroutine[object, object, object]]
 
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Folder of the run; an unfinished run there continues.'
+    'output_dir',
+    None,
+    'Folder of the run; an unfinished run there continues. Required.',
 )
 _GIN_FILE = flags.DEFINE_multi_string(
     'gin_file', [], 'Configuration file; later ones win. Required.'

@@ -23,7 +23,7 @@ from tff_asr.recognition import recognizer
 from tff_asr.recognition import transcription
 
 _RUN = flags.DEFINE_string(
-    'run', None, 'Folder of a run that has ended, or of its export.'
+    'run', None, 'Folder of an ended run, or of its export. Required.'
 )
 _TRUST_CODE = flags.DEFINE_string(
     'trust_code',

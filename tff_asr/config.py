@@ -118,11 +118,10 @@ def bind(
   # Not finalized, because the overrides are applied later.
   with _without_search_log(), _explained():
     gin.parse_config_files_and_bindings(paths, (), finalize_config=False)
-  # To find macros that only overrides define (`_unknown_macros`).
-  before = text()
+  # Before overrides: gin would accept one that defines another macro.
+  known = set(_MACRO_DEFINITION.findall(text()))
   problems = _apply_overrides(gin_params)
-  after = text() if gin_params else before
-  problems += _unknown_macros(before, after) + _macro_problems(after)
+  problems += _unknown_macros(gin_params, known) + _macro_problems(text())
   if problems:
     raise ConfigError(*problems)
   try:
@@ -323,14 +322,10 @@ def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
   return problems
 
 
-def _unknown_macros(before: str, after: str) -> list[str]:
-  """Problems of macros that overrides define and no file does.
-
-  The texts of the configuration are compared, because an override may have
-  several lines.
-  """
-  known = set(_MACRO_DEFINITION.findall(before))
-  unknown = set(_MACRO_DEFINITION.findall(after)) - known
+def _unknown_macros(gin_params: Sequence[str], known: set[str]) -> list[str]:
+  """Problems of macros that overrides define and no file does."""
+  # An override may have several lines.
+  unknown = set(_MACRO_DEFINITION.findall('\n'.join(gin_params))) - known
   return [
       f'unknown setting {name} in --gin_param.{_nearest(name, known)}'
       for name in sorted(unknown)

@@ -316,12 +316,6 @@ def _parse_flags(
 ) -> list[str]:
   """Parses flags; bad ones end the program with a line and exit code 1."""
   if not _HELP.isdisjoint(argv[1:]):
-    for name in flags.FLAGS:
-      flag = flags.FLAGS[name]
-      if any(_MISSING_FLAG.match(each.message) for each in flag.validators):
-        flag.help = f'{flag.help} Required.'
-      # absl appends a sentence to the help of a flag that may be repeated.
-      flag.help = flag.help.replace('.;\n', ';\n')
     about = sys.modules['__main__'].__doc__
     if os.path.dirname(os.path.abspath(argv[0])) == _INSTALLED_PROGRAMS:
       about = re.sub(r'python bin/(\w+)\.py', r'tff-asr \1', about)

@@ -75,7 +75,7 @@ def write(
     put('privacy_report.json', json.dumps(privacy))
     put('privacy_report.txt', f'Privacy report\n{privacy["verdict"]}\n')
   if results is not None:
-    put('results.json', json.dumps({'ended_by': 'NUM_ROUNDS'} | results))
+    put('results.json', json.dumps(results))
   if errors is not None:
     put('test.json', json.dumps({
         'speakers': {

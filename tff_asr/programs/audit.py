@@ -11,7 +11,6 @@ removed. Releases are kept in memory, so an audit cannot be resumed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import dataclasses
 import math
 import os
 from typing import Any, NamedTuple
@@ -83,12 +82,9 @@ async def audit(
     )
 
   training = build(
-      output_dir=output_dir,
-      configuration=configuration,
-      model_spec=model_spec,
-      observer=observe,
+      output_dir=output_dir, configuration=configuration, model_spec=model_spec
   )
-  results = await training_loop.run(training)
+  results = await training_loop.run(training, observer=observe)
   # It was trained on canaries only.
   os.remove(os.path.join(output_dir, run_dir.MODEL))
 

@@ -26,7 +26,6 @@ from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
-from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -66,8 +65,6 @@ class CentralLoopState(NamedTuple):
     loss_sum: Sum of the losses of the utterances since the last evaluation, in
       nats.
     num_utterances: Utterances trained on since then.
-    audio_sec: Their seconds.
-    padded_sec: Seconds of their batches, with padding.
   """
 
   best_weights: weights_lib.Weights
@@ -75,8 +72,6 @@ class CentralLoopState(NamedTuple):
   evaluations_since_best: int = 0
   loss_sum: float = 0.0
   num_utterances: float = 0.0
-  audio_sec: float = 0.0
-  padded_sec: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -241,25 +236,13 @@ class CentralTraining(
         loss=loss_sum,
         step_num=round_num,
     )
-    frames, padded = 0.0, 0.0
-    for batch in result.batch:
-      lengths = batch['feature_lengths'].numpy()
-      # Rows that are not trained on have weight 0.
-      frames += float(np.dot(batch['example_weights'], lengths))
-      num_rows, num_frames, _ = batch['features'].shape
-      padded += num_rows * num_frames
-    shift_sec = log_mel.FRAME_SHIFT_SEC
     loop_state = loop_state._replace(
         loss_sum=loop_state.loss_sum + loss_sum,
         num_utterances=loop_state.num_utterances + num_utterances,
-        audio_sec=loop_state.audio_sec + frames * shift_sec,
-        padded_sec=loop_state.padded_sec + padded * shift_sec,
     )
     return loop_state, {
         'train_loss': loop_state.loss_sum / max(loop_state.num_utterances, 1),
         'num_utterances': loop_state.num_utterances,
-        'audio_sec': loop_state.audio_sec,
-        'padded_sec': loop_state.padded_sec,
     }
 
   def after_evaluation(
@@ -268,9 +251,7 @@ class CentralTraining(
       weights: weights_lib.Weights,
       metrics: Mapping[str, float],
   ) -> CentralLoopState:
-    loop_state = loop_state._replace(
-        loss_sum=0.0, num_utterances=0.0, audio_sec=0.0, padded_sec=0.0
-    )
+    loop_state = loop_state._replace(loss_sum=0.0, num_utterances=0.0)
     if not metrics:
       return loop_state
     # Not `<=`: of equal models the earlier one is kept.

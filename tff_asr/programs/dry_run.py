@@ -27,8 +27,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
   Raises:
     ValueError: As `training_loop.run`, before its first round.
   """
-  state = await training.initialize()
-  public = training_loop.check_public_data(training, state)
+  state, inherited, public = await training_loop.prepare(training)
   saved = state, training.init_loop_state(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
@@ -43,14 +42,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
     rows['trained'] = (
         f'{trained:,} of them; {layer_freeze.describe(frozen, specs)}'
     )
-  if sampling is not None:
-    inherited = training_loop.read_inherited(training)
-    private_rounds.check_first_round(
-        state,
-        sampling=sampling,
-        settings=training.privacy,
-        inherited=inherited.charges,
-    )
+  if inherited is not None:
     rows['drawn'] = (
         f'{sampling.cohort_size:,} of {sampling.population:,} '
         f'{training.privacy_unit}s ({sampling.kind})'

@@ -291,7 +291,7 @@ def evaluate(
     raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
   checks.check_all(
       lambda: check_characters(client_data, pipeline),
-      lambda: _check_outputs(runs, output_name),
+      lambda: _check_output_name(output_name),
       *(
           functools.partial(
               run_dir.check_model, run, model=model, tokens=tokens
@@ -337,7 +337,7 @@ def _print_result(
     print(f'{run}: {private.words}')
 
 
-def _check_outputs(runs: Sequence[str], output_name: str) -> None:
+def _check_output_name(output_name: str) -> None:
   """Raises ValueError if an output would replace a file of training."""
   is_file_name = os.path.basename(output_name) == output_name
   if not is_file_name or not output_name.endswith('.json'):
@@ -349,11 +349,6 @@ def _check_outputs(runs: Sequence[str], output_name: str) -> None:
     raise ValueError(
         f'output_name {output_name} is what training writes: take another.'
     )
-  for run in runs:
-    if os.path.isdir(run) and not os.access(run, os.W_OK | os.X_OK):
-      raise ValueError(
-          f'{run} is read-only, and the evaluation writes {output_name} there.'
-      )
 
 
 def _attributes(

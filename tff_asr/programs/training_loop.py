@@ -21,12 +21,11 @@ pre-training:
 
 import abc
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 import math
-import os
 import time
 from typing import (
     Any,
@@ -76,14 +75,14 @@ _DISPLAYED = {
     'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
     'dev_accuracy': ('dev accuracy', '{:.1%}'.format),
     'num_clients': ('clients', '{:.0f}'.format),
-    'audio': ('audio', '{:.0f} s/s'.format),
-    'padding': ('padding', '{:.0%}'.format),
-    'store': ('store', '{:.3g} GB'.format),
 }
 
 Batch = TypeVar('Batch')
 Position = TypeVar('Position')
 LoopState = TypeVar('LoopState')
+
+# Takes a round and its number.
+Observer = Callable[[private_rounds.RoundResult, int], None]
 
 
 class Evaluation(Protocol):
@@ -359,36 +358,52 @@ def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   )
 
 
-def read_inherited(training: TrainingRun) -> ledger_lib.Inherited:
-  """Returns what a run inherits from the ledger of `parent_ledger`."""
-  return ledger_lib.read_inherited(
-      parent_ledger(training), privacy_unit=training.privacy_unit
-  )
+class Prepared(NamedTuple):
+  """A run that was checked and not begun.
+
+  Attributes:
+    process_state: The learning process's first state.
+    inherited: What the ledger of `parent_ledger` charges; None if this run
+      charges nothing.
+    public: Result of the check of public data.
+  """
+
+  process_state: process_lib.State
+  inherited: Optional[ledger_lib.Inherited]
+  public: public_data.OverlapCheck
 
 
-def check_public_data(
-    training: TrainingRun, process_state: process_lib.State
-) -> public_data.OverlapCheck:
-  """Checks that public data share no speakers with private ones.
-
-  Args:
-    training: The run.
-    process_state: The first state of its learning process, which determines
-      whether there is noise.
+async def prepare(training: TrainingRun) -> Prepared:
+  """Does what comes before the first round, and writes nothing.
 
   Raises:
-    ValueError: As `public_data.check_overlap`.
+    ValueError: The budget allows no round, or public data share speakers with
+      private ones.
   """
+  process_state = await training.initialize()
+  inherited = None
+  if training.sampling is not None:
+    inherited = ledger_lib.read_inherited(
+        parent_ledger(training), privacy_unit=training.privacy_unit
+    )
+    private_rounds.check_first_round(
+        process_state,
+        sampling=training.sampling,
+        settings=training.privacy,
+        inherited=inherited.charges,
+    )
   evaluator = training.evaluator
-  return public_data.check_overlap(
+  public = public_data.check_overlap(
       train_data=training.client_data,
       dev_data=None if evaluator is None else evaluator.client_data,
       selects_on_dev=training.selects_on_dev,
       parent_runs=training.parent_runs,
-      is_protected=training.sampling is not None
+      # The first state determines whether there is noise.
+      is_protected=inherited is not None
       and private_rounds.is_protected(process_state, training.privacy),
       on_shared_data=training.on_shared_data,
   )
+  return Prepared(process_state, inherited, public)
 
 
 class _OpenRun(NamedTuple):
@@ -433,11 +448,14 @@ class _OpenRun(NamedTuple):
     return 'seconds' if is_public else f'{EXACT_PREFIX}seconds'
 
 
-async def run(training: TrainingRun) -> dict[str, Any]:
+async def run(
+    training: TrainingRun, *, observer: Optional[Observer] = None
+) -> dict[str, Any]:
   """Trains to the last round, from the last state saved in the run's folder.
 
   Args:
     training: What to train. All files are written to its folder.
+    observer: Called with each round and its number, for an audit.
 
   Returns:
     The results, as written to results.json.
@@ -448,7 +466,6 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     OSError: There is too little memory, or room on the disk, or too many files
       are open.
   """
-  settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
     # Until the run is open, it is unknown whether it may show details.
     with faults.explained_shortage():
@@ -462,51 +479,66 @@ async def run(training: TrainingRun) -> dict[str, Any]:
             functools.partial(run_state.save, opened.folder), last=round_num
         )
     )
-    is_last = opened.is_over(state, round_num)
-    while not is_last and not training.is_converged(state.loop_state):
-      result = await _run_round(opened, state, round_num=round_num + 1)
-      # A state that could not be written ends the run now, not at the next
-      # save.
-      saver.check()
-      loop_state, metrics = training.process_round(
-          state.loop_state,
-          result,
-          round_num=round_num + 1,
-          shows_exact=opened.shows_exact,
-      )
-      if metrics is None:
-        # The new loop state has counted the undone round.
-        state = _undone(opened, state, result)._replace(loop_state=loop_state)
-        logging.warning(
-            'Round %d diverged and was undone; it stays charged.',
-            round_num + 1,
-        )
-        # The budget may be spent although no round was gained.
-        is_last = opened.is_over(state, round_num)
-        continue
-      round_num += 1
-      state = _advanced(opened, state, result)
-      is_last = opened.is_over(state, round_num)
-      if is_last or round_num % settings.evaluate_every == 0:
-        loop_state, evaluated = _evaluate(
-            training, loop_state, state.process.global_model_weights
-        )
-        metrics |= evaluated
-      state = state._replace(loop_state=loop_state)
-      await reporter.report(metrics, round_num=round_num, is_last=is_last)
-      # Written if an error or an interrupt ends the run.
-      saver.offer(state, round_num)
-      if round_num % settings.save_every == 0:
-        await saver.save(state, round_num)
-      # Let an interrupt end the run here.
-      await asyncio.sleep(0)
-
+    state, round_num = await _run_rounds(
+        opened, state, round_num, reporter, saver, observer
+    )
     await saver.save(state, round_num)
     # A state that is still being written would write secrets again.
     await saver.wait()
     # No rounds follow: from now on, no file may reveal noise that was drawn.
     opened.folder.state_manager.erase_secrets()
     return _finish(opened, state, round_num)
+
+
+async def _run_rounds(
+    opened: _OpenRun,
+    state: run_state.RunState,
+    round_num: int,
+    reporter: '_Reporter',
+    saver: checkpoints.Saver,
+    observer: Optional[Observer],
+) -> tuple[run_state.RunState, int]:
+  """Runs the rounds after `round_num`; returns the last state and number."""
+  training = opened.training
+  is_last = opened.is_over(state, round_num)
+  while not is_last and not training.is_converged(state.loop_state):
+    result = await _run_round(opened, state, round_num=round_num + 1)
+    # A state that could not be written ends the run now, not at the next save.
+    saver.check()
+    if observer is not None:
+      observer(result, round_num + 1)
+    loop_state, metrics = training.process_round(
+        state.loop_state,
+        result,
+        round_num=round_num + 1,
+        shows_exact=opened.shows_exact,
+    )
+    if metrics is None:
+      # The new loop state has counted the undone round.
+      state = _undone(opened, state, result)._replace(loop_state=loop_state)
+      logging.warning(
+          'Round %d diverged and was undone; it stays charged.', round_num + 1
+      )
+      # The budget may be spent although no round was gained.
+      is_last = opened.is_over(state, round_num)
+      continue
+    round_num += 1
+    state = _advanced(opened, state, result)
+    is_last = opened.is_over(state, round_num)
+    if is_last or round_num % training.settings.evaluate_every == 0:
+      loop_state, evaluated = _evaluate(
+          training, loop_state, state.process.global_model_weights
+      )
+      metrics |= evaluated
+    state = state._replace(loop_state=loop_state)
+    await reporter.report(metrics, round_num=round_num, is_last=is_last)
+    # Written if an error or an interrupt ends the run.
+    saver.offer(state, round_num)
+    if round_num % training.settings.save_every == 0:
+      await saver.save(state, round_num)
+    # Let an interrupt end the run here.
+    await asyncio.sleep(0)
+  return state, round_num
 
 
 class _Reporter:
@@ -592,11 +624,12 @@ async def _run_round(
 @contextlib.contextmanager
 def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
   """Replaces clients' errors by ones without private details."""
+  if shows_exact:
+    yield
+    return
   try:
     yield
   except client_round.ClientTimeoutError:
-    if shows_exact:
-      raise
     # The message reveals the client's position in the cohort, and its size.
     raise client_round.ClientTimeoutError(
         f'A client of round {round_num} hangs, or CLIENT_TIMEOUT_SEC is too '
@@ -604,8 +637,7 @@ def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
     ) from None
   except client_round.ClientError as error:
     # The caller explains shortages; see `faults.explained_shortage`.
-    shortage = client_round.exhausted_resource(error.__cause__)
-    if shows_exact or shortage is not None:
+    if client_round.exhausted_resource(error.__cause__) is not None:
       raise
     # Without the cause, which describes the client's failure.
     raise faults.too_many(round_num) from None
@@ -675,12 +707,6 @@ def format_metrics(
   found = {
       name.removeprefix(EXACT_PREFIX): value for name, value in metrics.items()
   }
-  if found.get('seconds') and 'audio_sec' in found:
-    found['audio'] = found['audio_sec'] / found['seconds']
-  if found.get('padded_sec'):
-    found['padding'] = 1 - found['audio_sec'] / found['padded_sec']
-  if 'store_bytes' in found:
-    found['store'] = found['store_bytes'] / 1e9
   shown = {
       # NaN is a mean over no clients or utterances.
       label: 'none' if math.isnan(found[name]) else text(found[name])
@@ -702,16 +728,8 @@ async def _open(
   Returns:
     The open run, the state to continue from, and its number of rounds.
   """
-  process_state = await training.initialize()
+  process_state, _, public = await prepare(training)
   sampling = training.sampling
-  if sampling is not None:
-    private_rounds.check_first_round(
-        process_state,
-        sampling=sampling,
-        settings=training.privacy,
-        inherited=read_inherited(training).charges,
-    )
-  public = check_public_data(training, process_state)
   # Only now: what is wrong with the process must not leave a folder behind.
   folder = stack.enter_context(run_dir.RunDir(
       training.output_dir,
@@ -740,11 +758,11 @@ async def _open(
     # Version 0: a run that is killed in its first rounds must resume, too.
     await run_state.save(folder, state, 0)
   else:
-    _check_same_process(training, saved.process, initial.process)
     logging.info('Resuming after %s %d.', training.step_name, round_num)
     state = saved
     ledger = _resume_ledger(training, folder, saved, public, stack)
     if sampling is not None:
+      private_rounds.check_devices_noise(saved.process, initial.process)
       state = _resume_keys(
           training, folder, ledger, saved, round_num,
           initial=initial, secrets_problem=problem,
@@ -869,22 +887,6 @@ def _resume_keys(
   )
 
 
-def _check_same_process(
-    training: TrainingRun, saved: process_lib.State, built: process_lib.State
-) -> None:
-  """Raises ValueError if a saved state belongs to another learning process."""
-  # They follow from scores in another run's folder, which may have changed.
-  before, now = map(process_lib.frozen_layers, (saved, built))
-  if before != now:
-    raise ValueError(
-        f'the saved run has {len(before)} frozen layers, these settings '
-        f'{len(now)} or others: put the scores that it began with back, or '
-        'take another output_dir.'
-    )
-  if training.sampling is not None:
-    private_rounds.check_devices_noise(saved, built)
-
-
 def _finish(
     opened: _OpenRun, state: run_state.RunState, round_num: int
 ) -> dict[str, Any]:
@@ -896,15 +898,9 @@ def _finish(
       tokens=training.tokens,
       ledger=None if ledger is None else ledger.head,
   )
-  if round_num >= training.total_rounds:
-    ended_by = f'NUM_{training.step_name.upper()}S'
-  else:
-    # Only central training, which charges nothing, has patience.
-    ended_by = 'PATIENCE' if training.sampling is None else 'TARGET_EPSILON'
   metrics = folder.read_metrics()
   results = {
       f'{training.step_name}s': round_num,
-      'ended_by': ended_by,
       **own_results,
       **{name: metrics[name] for name in metrics if name.startswith('dev_')},
   }
