@@ -302,15 +302,12 @@ def evaluate(
   # Read before anything is decoded: a damaged file is found in seconds.
   attributes = _attributes(client_data)
   private = [public_data.count_overlap(run, client_data) for run in runs]
-  weights = [
-      run_dir.read_model(run, model=model, tokens=tokens) for run in runs
-  ]
+  read = functools.partial(run_dir.read_model, model=model, tokens=tokens)
+  weights = list(map(read, runs))
   evaluator = Evaluator(
       model=model, pipeline=pipeline, client_data=client_data
   )
-  num_utterances = sum(
-      map(client_data.num_utterances, client_data.client_ids)
-  )
+  num_utterances = sum(map(client_data.num_utterances, client_data.client_ids))
   results = []
   with progress_lib.Progress(
       description='evaluate', total=len(runs) * num_utterances, unit='utterance'

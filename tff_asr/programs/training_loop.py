@@ -341,7 +341,7 @@ def _check_durations(
     )
 
 
-def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
+def _parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   """Returns the ledger that a run inherits, if there is one.
 
   Of several parent runs, it is the ledger that contains all rounds of the
@@ -363,7 +363,7 @@ class Prepared(NamedTuple):
 
   Attributes:
     process_state: The learning process's first state.
-    inherited: What the ledger of `parent_ledger` charges; None if this run
+    inherited: What the ledgers of the parent runs charge; None if this run
       charges nothing.
     public: Result of the check of public data.
   """
@@ -384,7 +384,7 @@ async def prepare(training: TrainingRun) -> Prepared:
   inherited = None
   if training.sampling is not None:
     inherited = ledger_lib.read_inherited(
-        parent_ledger(training), privacy_unit=training.privacy_unit
+        _parent_ledger(training), privacy_unit=training.privacy_unit
     )
     private_rounds.check_first_round(
         process_state,
@@ -473,7 +473,8 @@ async def run(
     stack.enter_context(
         faults.explained_shortage(shows_details=opened.shows_exact)
     )
-    reporter = stack.enter_context(_Reporter(opened, last=round_num))
+    reporter = _Reporter(opened, last=round_num)
+    stack.enter_context(reporter.progress)
     saver = await stack.enter_async_context(
         checkpoints.Saver(
             functools.partial(run_state.save, opened.folder), last=round_num
@@ -542,7 +543,11 @@ async def _run_rounds(
 
 
 class _Reporter:
-  """Releases the metrics of rounds to trackers, and displays them."""
+  """Releases the metrics of rounds to trackers, and displays them.
+
+  Attributes:
+    progress: The display; a context manager.
+  """
 
   def __init__(self, opened: _OpenRun, *, last: int):
     """Creates a reporter of a run that has done `last` rounds before."""
@@ -555,7 +560,7 @@ class _Reporter:
         ),
         *training.trackers,
     ]
-    self._progress = progress_lib.Progress(
+    self.progress = progress_lib.Progress(
         description=training.name,
         total=training.total_rounds,
         initial=last,
@@ -563,13 +568,6 @@ class _Reporter:
     )
     # When the metrics were last released.
     self._released = time.monotonic()
-
-  def __enter__(self) -> '_Reporter':
-    self._progress.__enter__()
-    return self
-
-  def __exit__(self, *error: Any) -> None:
-    self._progress.__exit__(*error)
 
   async def report(
       self, metrics: dict[str, float], *, round_num: int, is_last: bool
@@ -587,7 +585,7 @@ class _Reporter:
       shown = opened.shown(metrics)
       for manager in self._managers:
         await manager.release(shown, key=round_num)
-    self._progress.update(**format_metrics(
+    self.progress.update(**format_metrics(
         opened.shown(metrics),
         target_epsilon=opened.training.privacy.target_epsilon,
         is_private=is_private,
@@ -738,18 +736,7 @@ async def _open(
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
   ))
-  # Without charges nothing needs a secret key.
-  key = () if sampling is None else keys.draw_or_fix(
-      training.privacy.noise_seed
-  )
-  initial = run_state.RunState(
-      process_state,
-      training.init_data_position(),
-      ledger_lib.Head(0, ''),
-      # The file of the ledger has an identity once it exists.
-      private_rounds.NoiseState(key, np.int64(0)),
-      training.init_loop_state(process_state.global_model_weights),
-  )
+  initial = _initial_state(training, process_state)
   # Otherwise this variable would keep the weights in memory to the end.
   del process_state
   saved, round_num, problem = await run_state.load(folder, initial)
@@ -774,6 +761,24 @@ async def _open(
     private, shows_exact = _open_private(training, ledger, state)
   opened = _OpenRun(training, folder, ledger, private, public, shows_exact)
   return opened, state, round_num
+
+
+def _initial_state(
+    training: TrainingRun, process_state: process_lib.State
+) -> run_state.RunState:
+  """The state before the first round of a run without a ledger."""
+  # Without charges nothing needs a secret key.
+  key = () if training.sampling is None else keys.draw_or_fix(
+      training.privacy.noise_seed
+  )
+  return run_state.RunState(
+      process_state,
+      training.init_data_position(),
+      ledger_lib.Head(0, ''),
+      # The file of the ledger has an identity once it exists.
+      private_rounds.NoiseState(key, np.int64(0)),
+      training.init_loop_state(process_state.global_model_weights),
+  )
 
 
 def _open_private(
@@ -802,7 +807,7 @@ def _begin(
     stack: contextlib.AsyncExitStack,
 ) -> tuple[run_state.RunState, Optional[ledger_lib.Ledger]]:
   """Starts the ledger of a new run, if it has one."""
-  parent = parent_ledger(training)
+  parent = _parent_ledger(training)
   if training.sampling is None and parent is None:
     return initial, None
   ledger = stack.enter_context(private_rounds.create_ledger(

@@ -139,14 +139,7 @@ def write_norms(
   # [layers, N]
   by_layer = np.stack([norms[name] for name in names])
   all_norms = np.linalg.norm(by_layer, axis=0)
-  shares = {
-      (split, clip): np.mean(
-          by_layer > clip * np.array(divide(sizes))[:, np.newaxis], axis=1
-      )
-      for clip in clips
-      for split, divide in clipping.SPLITS.items()
-      if divide is not None
-  }
+  shares = _clipped_shares(by_layer, sizes=sizes, clips=clips)
   text = io.StringIO()
   table = csv.writer(text, lineterminator='\n')
   table.writerow(
@@ -177,6 +170,21 @@ def write_norms(
       + f' (median norm {np.median(all_norms):.3g}).'
       for clip, share in zip(clips, of_all)
   ]
+
+
+def _clipped_shares(
+    norms: np.ndarray, *, sizes: Sequence[int], clips: Sequence[float]
+) -> dict[tuple[str, float], np.ndarray]:
+  """Shares of examples clipped [layers] of norms [layers, N]."""
+  return {
+      (split, clip): np.mean(
+          norms > clip * np.array(divide(sizes))[:, np.newaxis], axis=1
+      )
+      for clip in clips
+      for split, divide in clipping.SPLITS.items()
+      # One norm of the whole model has no shares by layer.
+      if divide is not None
+  }
 
 
 def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
