@@ -61,6 +61,7 @@ def check_all(*checks: Callable[[], object]) -> None:
 
 def positive(**values: float) -> None:
   """Raises ValueError unless each value is a number above zero."""
+  # NaN fails here and below: every comparison with it is false.
   _check_all(values, lambda v: _is_number(v) and v > 0, 'positive')
 
 
@@ -126,6 +127,7 @@ def output_folders(**paths: str) -> None:
       existing = os.path.dirname(existing)
     if not os.path.isdir(existing):
       problem = f'cannot be a folder: {existing} is a file'
+    # A folder also needs the right to be entered.
     elif not os.access(existing, os.W_OK | os.X_OK):
       problem = f'cannot be written: {existing} is read-only'
     else:
@@ -151,4 +153,5 @@ def _is_number(value: object) -> bool:
 
 
 def _is_int(value: object) -> bool:
+  # Not NumPy's integers, which JSON and gin cannot write.
   return isinstance(value, int) and not isinstance(value, bool)

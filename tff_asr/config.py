@@ -53,6 +53,7 @@ _TYPES = {
     collections.abc.Callable: 'a function (@ without brackets)',
     collections.abc.Sequence: 'a list',
 }
+# What gin raises for wrong files; any other error is a defect.
 _GIN_ERRORS = (
     AttributeError,
     ImportError,
@@ -222,6 +223,7 @@ def model_spec(*macros: str) -> str:
     return ''
   try:
     return json.dumps({k: _described(v) for k, v in found.items()}, indent=1)
+  # Such as an array: JSON has no such value.
   except TypeError as e:
     raise ConfigError(f'{" or ".join(macros)} cannot be saved: {e}.') from e
 
@@ -229,6 +231,7 @@ def model_spec(*macros: str) -> str:
 def _described(value: object) -> object:
   """A bound value as `model_spec` writes it."""
   if isinstance(value, gin.config.ConfigurableReference):
+    # As in gin: a reference without a scope has that of its user.
     with gin.config_scope(value.scopes or gin.current_scope()):
       function = value.configurable.wrapped
       given = {
@@ -237,6 +240,7 @@ def _described(value: object) -> object:
               value.configurable.selector, resolve_references=False
           ).items()
       }
+    # A macro is written as its value.
     if value.configurable.selector == 'gin.macro':
       return given['value']
     return {
@@ -246,6 +250,7 @@ def _described(value: object) -> object:
         'arguments': given,
     }
   if isinstance(value, dict):
+    # Keys of JSON objects are texts; those of a mapping may be numbers.
     return {'mapping': [list(map(_described, item)) for item in value.items()]}
   if isinstance(value, (list, tuple)):
     return [*map(_described, value)]
@@ -436,6 +441,7 @@ def _is_of_type(value: object, annotation: object) -> bool:
 
   Only classes, unions, sequences and callables are checked.
   """
+  # list[int] has the origin list and the option int.
   origin = typing.get_origin(annotation) or annotation
   options = typing.get_args(annotation)
   if origin in (typing.Union, types.UnionType):
@@ -447,8 +453,10 @@ def _is_of_type(value: object, annotation: object) -> bool:
   if origin is collections.abc.Callable:
     return callable(value)
   if origin in (int, float):
+    # A bool is an int in Python, but no number in a configuration.
     allowed = (int,) if origin is int else (int, float)
     return isinstance(value, allowed) and not isinstance(value, bool)
+  # Protocols and type variables cannot be checked by isinstance.
   if annotation is Any or not isinstance(origin, type):
     return True
   return isinstance(value, origin)
@@ -484,5 +492,6 @@ def _name(function: Callable[..., object], name: str, binding: object) -> str:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
   """Returns ' Did you mean X?' for a similar known name, or ''."""
+  # Sorted, so that the suggestion does not depend on the order of a set.
   close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
   return f' Did you mean {close[0]}?' if close else ''

@@ -42,6 +42,7 @@ from tff_asr import checks
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
+# Libraries warn of their own deprecated calls, which users cannot change.
 warnings.simplefilter('ignore')
 
 _Result = TypeVar('_Result')
@@ -185,6 +186,7 @@ def drop_default_context() -> None:
   During shutdown its destructor fails with a message, or leaves its worker
   process behind.
   """
+  # Not imported here: programs without it start in a second.
   federated = sys.modules.get('tensorflow_federated')
   if federated is None:
     return
@@ -195,6 +197,7 @@ def drop_default_context() -> None:
       raise RuntimeError('The program has ended.')
 
   federated.framework.set_default_context(NoContext())
+  # The old context is in reference cycles: collected now, not at shutdown.
   gc.collect()
 
 

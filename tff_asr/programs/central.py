@@ -144,6 +144,7 @@ class CentralTraining(
   def _check_loaders(self) -> None:
     """Raises ValueError if a loader would have no data."""
     checks.positive_int(num_loaders=self.num_loaders)
+    # One loader needs no look at the number of records: it takes them all.
     if self.num_loaders == 1:
       return
     found = self.client_data.num_records
@@ -201,6 +202,7 @@ class CentralTraining(
     return self.process.initialize()
 
   def init_data_position(self) -> DataPosition:
+    # int64 on all platforms, since positions are saved.
     zeros = np.zeros([self.num_loaders], np.int64)
     return DataPosition(np.int64(0), zeros, zeros)
 
@@ -231,6 +233,7 @@ class CentralTraining(
     del shows_exact  # Nothing is private.
     loss_sum = float(result.output.metrics['loss_sum'])
     num_utterances = float(result.output.metrics['num_utterances'])
+    # Before the evaluation, which would report a model of NaNs as bad words.
     faults.check_step(
         result.output.state.global_model_weights,
         loss=loss_sum,
@@ -241,6 +244,7 @@ class CentralTraining(
         num_utterances=loop_state.num_utterances + num_utterances,
     )
     return loop_state, {
+        # A batch may hold only utterances that are too short for a loss.
         'train_loss': loop_state.loss_sum / max(loop_state.num_utterances, 1),
         'num_utterances': loop_state.num_utterances,
     }
@@ -252,6 +256,7 @@ class CentralTraining(
       metrics: Mapping[str, float],
   ) -> CentralLoopState:
     loop_state = loop_state._replace(loss_sum=0.0, num_utterances=0.0)
+    # Without an evaluator there is no WER to compare.
     if not metrics:
       return loop_state
     # Not `<=`: of equal models the earlier one is kept.
@@ -297,6 +302,7 @@ class _BatchReader:
     self._seed = seed
     self._num_loaders = num_loaders
     self._unaugmented_steps = unaugmented_steps
+    # Opened at the first read, which knows the position to resume from.
     self._batches: Optional[Iterator[Any]] = None
     self._is_augmented = False
 
@@ -314,11 +320,13 @@ class _BatchReader:
     if self._batches is None or is_augmented != self._is_augmented:
       self._is_augmented = is_augmented
       self._batches = iter(self._open(position))
+    # Transposed: one tuple for each loader becomes one for each field.
     chunks, numbers, batches = zip(*next(self._batches))
     for batch in batches:
       # All loaders share the model's random draws of a step.
       batch['seed'] = batches[0]['seed']
     return list(batches), DataPosition(
+        # `numbers` are of the batches just read: the next ones follow them.
         position.step + 1, np.array(chunks), np.array(numbers) + 1
     )
 
@@ -326,6 +334,7 @@ class _BatchReader:
     """From a position on, each loader's (chunk, number in it, batch)."""
     pipeline = self._pipeline
     if not self._is_augmented:
+      # The whole pipeline otherwise: order and batches stay the same.
       pipeline = dataclasses.replace(pipeline, augment=None)
     return tf.data.Dataset.zip(tuple(
         self._open_loader(number, chunk, batch, pipeline)
@@ -348,6 +357,7 @@ class _BatchReader:
     size = pipeline.chunk_size
     # Every n-th utterance, and the last chunk of a pass may be smaller.
     mine = range(loader, self._client_data.num_records, self._num_loaders)
+    # Rounded up: the last chunk may be smaller.
     per_pass = -(-len(mine) // size)
     key = keys.derive(keys.from_seed(self._seed), purpose='central order')
     # Loader 0 has the order of a run with one loader.
@@ -425,4 +435,5 @@ def permutation(
       key=np.frombuffer(keys.to_bytes(key)[:16], '<u8'),
       counter=np.array([0, pass_num, 0, 0], np.uint64),
   )
+  # A stable sort breaks ties of equal words alike on every machine.
   return np.argsort(words.random_raw(num_records), kind='stable')

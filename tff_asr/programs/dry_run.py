@@ -28,6 +28,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
     ValueError: As `training_loop.run`, before its first round.
   """
   state, inherited, public = await training_loop.prepare(training)
+  # With the loop's state: patience keeps a second model.
   saved = state, training.init_loop_state(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
@@ -100,6 +101,7 @@ def _epsilon(
   )
   event_after = lambda number: accounting.compose(charged_after(number))
   after = lambda number: accounting.epsilon(event_after(number), delta=delta)
+  # RDP takes milliseconds for any number of rounds.
   end, epsilon = last, after(last)
   text = f'{privacy_report.format_epsilon(epsilon)} (RDP)'
   ends_before = ''
@@ -111,6 +113,7 @@ def _epsilon(
     end, epsilon = low, after(low)
     ends_before = f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
   # The privacy report takes the smaller bound; PLD takes seconds.
+  # Only where RDP's bound could make the verdict worse than it is.
   if epsilon > privacy_report.MAX_USEFUL_EPSILON:
     by_pld, _ = accounting.epsilon_by_pld(event_after(end), delta=delta)
     if by_pld is not None:
@@ -126,5 +129,6 @@ def _epsilon(
 
 def _size(num_bytes: float) -> str:
   """Bytes for people."""
+  # Megabytes at least, gigabytes at most.
   exponent = min(max(int(math.log(max(num_bytes, 1), 1000)), 2), 3)
   return f'{num_bytes / 1000**exponent:,.1f} {("MB", "GB")[exponent - 2]}'

@@ -181,6 +181,7 @@ class Evaluator:
       weights: float32 tensors or arrays by name.
       progress: Called with the number of utterances just decoded.
     """
+    # Once, and not for each batch.
     weights = weights_lib.to_tensors(weights)
     tokenizer = self._pipeline.tokenizer
     hypotheses = []
@@ -200,6 +201,7 @@ class Evaluator:
           name.decode() for name in batch['utterance_id'].numpy()[is_long]
       )
       # Rows of padding count as words in the published error rate.
+      # `-n % 8` rows are missing to the next multiple of 8.
       num_fill_rows += int(-np.sum(~is_long) % _PUBLISHED_ROWS)
       rows = zip(
           batch['client_id'].numpy(),
@@ -216,13 +218,16 @@ class Evaluator:
                 client_id=client_id.decode(),
                 utterance_id=utterance_id.decode(),
                 reference=reference.decode(),
+                # Boundary tokens decode to spaces at the ends.
                 text=tokenizer.decode(ids).strip(),
             )
         )
       if progress is not None:
         progress(len(batch['utterance_id']))
     return Evaluation(
+        # Batches are by length; sorted, runs can be compared.
         hypotheses=sorted(hypotheses, key=lambda each: each.utterance_id),
+        # NaN and not 0, which would look like a perfect model.
         loss=loss_sum / num_losses if num_losses else float('nan'),
         token_errors=token_errors,
         too_long=frozenset(too_long),
@@ -231,6 +236,7 @@ class Evaluator:
 
   def _batches(self) -> tf.data.Dataset:
     examples = tf.data.Dataset.from_tensor_slices(
+        # Sorted, so that batches do not depend on the order of the ids.
         sorted(self.client_data.client_ids)
     ).flat_map(self.client_data.serializable_dataset_fn)
     return self._pipeline.evaluation_batches(examples)
@@ -314,6 +320,7 @@ def evaluate(
   ) as progress:
     for run, run_weights, counts in zip(runs, weights, private, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
+      # Written run by run: an interrupt keeps those that are done.
       results.append(_results(evaluated, attributes, counts))
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, result, counts in zip(runs, results, private, strict=True):
@@ -342,6 +349,7 @@ def _check_output_name(output_name: str) -> None:
         f"output_name must be a file name such as 'test.json', found "
         f'{output_name!r}.'
     )
+  # Reports read these files as what training wrote.
   if output_name in run_dir.FILES:
     raise ValueError(
         f'output_name {output_name} is what training writes: take another.'

@@ -103,6 +103,7 @@ class FaultSettings:
     Raises:
       TooManyFailuresError: More failed than `max_failed_share`.
     """
+    # The metric is a float32 tensor, exact for counts up to 2^24.
     non_finite = int(float(metrics['num_non_finite']))
     failed = len(failures) + non_finite
     if not failed:
@@ -111,6 +112,7 @@ class FaultSettings:
     is_too_many = (
         share is not None and failed > rounding.whole(share * cohort_size)
     )
+    # Whether a limit was exceeded is told by the end of the run anyway.
     if not shows_exact:
       # Neither the count nor the causes may be logged.
       if is_too_many:
@@ -210,6 +212,7 @@ def check_step(
     DivergedError: A weight or the loss is not finite.
   """
   # Not finite if any weight is not.
+  # One number to fetch from the device instead of one a tensor.
   norm = float(tf.linalg.global_norm(list(weights.values())))
   if not math.isfinite(norm):
     problem = f'the norm of the weights is {norm}'
@@ -245,10 +248,12 @@ def explained_shortage(*, shows_details: bool = True) -> Iterator[None]:
     # An OSError itself says what to change.
     if cause is None or isinstance(error, OSError):
       raise
+    # An errno, also for TensorFlow's RESOURCE_EXHAUSTED.
     number = client_round.exhausted_resource(cause)
     problem, advice = _SHORTAGES[number]
     details = ''
     if shows_details:
+      # TensorFlow lists the allocator's state over many lines.
       details = ' '.join(str(cause).split('\n')[0].split())[:200]
     raise OSError(
         number, f'{problem} ({details or type(cause).__name__}): {advice}.'

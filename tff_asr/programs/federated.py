@@ -165,6 +165,7 @@ class FederatedTraining(
     roll_backs, is_good = self.faults.check_divergence(
         loop_state, measured['finalizer'], round_num=round_num
     )
+    # Covered: it follows from norms of noised means.
     metrics['num_roll_backs'] = roll_backs.in_all
     return roll_backs, metrics if is_good else None
 
@@ -193,11 +194,13 @@ def flatten(
   """
   released, exact = {}, {}
   for name, value in run_dir.flatten_metrics(metrics).items():
+    # A prefix: names of layers within may contain anything.
     is_exact = _EXACT.match(name)
     if is_exact:
       exact[name[is_exact.end() :]] = value
     else:
       released[name] = value
+  # Clients that took a step; the others have no first or last loss.
   trained = exact.pop('num_trained')
   # Means over clients leave out deltas that are not finite.
   finite = exact['num_clients'] - exact['num_non_finite']
@@ -208,8 +211,10 @@ def flatten(
       ('delta_norm', 'delta_norm_sum', finite),
   ):
     total = exact.pop(total)
+    # A Poisson cohort may be empty.
     exact[mean] = total / count if count else math.nan
   exact['download_bytes'] = traffic.download_bytes * exact['num_clients']
   exact['upload_bytes'] = traffic.upload_bytes * exact['num_clients']
   prefix = training_loop.EXACT_PREFIX
+  # The prefix is what the loop removes metrics by.
   return released | {f'{prefix}{name}': exact[name] for name in exact}

@@ -123,6 +123,7 @@ class Pretraining(
     """
     if self.build_query is None:
       return
+    # data_tools counted identical recordings when it wrote the corpus.
     corpus = self.client_data.corpus
     copies = corpus.origin.get('copies')
     if copies is None:
@@ -188,6 +189,7 @@ class Pretraining(
   def sampling(self) -> Optional[accounting.Sampling]:
     return None if self.build_query is None else self._examples.sampling
 
+  # The encoder outputs codes, even if the pipeline has a tokenizer.
   @property
   def tokens(self) -> str:
     return ''
@@ -201,6 +203,7 @@ class Pretraining(
   def init_loop_state(self, weights: weights_lib.Weights) -> LayerSquares:
     if self.build_query is not None:
       return {}
+    # Scores are measured without noise, so only on public data.
     return {name: np.float64(0) for name in weights}
 
   def sample(
@@ -225,6 +228,7 @@ class Pretraining(
     del shows_exact  # No message has exact numbers.
     measured = result.output.metrics
     count = float(measured['num_examples'])
+    # Poisson sampling may draw no example at all.
     mean = lambda name: float(measured[name]) / count if count else math.nan
     loss = mean('loss_sum')
     # Only the weights of a private step are checked: they come from the noised
@@ -243,6 +247,7 @@ class Pretraining(
         'train_loss': loss,
         'gradient_norm': mean('gradient_norm_sum'),
         'num_examples': count,
+        # Utterances above the limit of the length.
         'num_left_out': len(result.batch) - count,
     }
     prefix = training_loop.EXACT_PREFIX
@@ -275,6 +280,7 @@ class Pretraining(
     # Evenly spread over the corpus, which is in the order of its speakers.
     count = min(_NUM_MEASURED, population)
     numbers = np.arange(count) * population // count
+    # Of single examples, which is what a private run would clip.
     gradients = dp_sgd.build_example_gradients(self.model, seed=self.seed)
     norms = {name: [] for name in self.model.specs}
     for batch in self._examples.batches(numbers.tolist()):
@@ -344,6 +350,7 @@ class MaskedEvaluator:
     self._examples = examples
     self._numbers = list(range(examples.sampling.population))
 
+    # One signature for all shapes of batches: traced once.
     @tf.function(
         input_signature=[
             weights_lib.tensor_specs(model.specs),
@@ -379,6 +386,7 @@ class MaskedEvaluator:
       counts = found if counts is None else tf.nest.map_structure(
           tf.add, counts, found
       )
+    # Short utterances may have no masked span.
     if counts is None or not float(counts.masked):
       raise ValueError(
           'the dev set has no masked frame to predict: give it more speech.'

@@ -508,6 +508,7 @@ async def _run_rounds(
     saver.check()
     if observer is not None:
       observer(result, round_num + 1)
+    # After the charge, so that what it raises cannot hide a release.
     loop_state, metrics = training.process_round(
         state.loop_state,
         result,
@@ -597,6 +598,7 @@ async def _run_round(
 ) -> private_rounds.RoundResult:
   """Samples, trains, and charges what is private."""
   training = opened.training
+  # Local: after a restart they differ from the state that was saved.
   process, position = state.process, state.data_position
   while True:
     batch, next_position = training.sample(position)
@@ -663,6 +665,7 @@ def _undone(
     result: private_rounds.RoundResult,
 ) -> run_state.RunState:
   """Returns the state after a round was undone; the round stays charged."""
+  # The weights go back, correlated noise does not.
   process = private_rounds.keep_noise(state.process, after=result.output.state)
   # The next round has another cohort: amplification by sampling holds for one
   # sum a draw.
@@ -903,6 +906,7 @@ def _finish(
       tokens=training.tokens,
       ledger=None if ledger is None else ledger.head,
   )
+  # Of the whole run: this process may have done only its last rounds.
   metrics = folder.read_metrics()
   results = {
       f'{training.step_name}s': round_num,
@@ -930,6 +934,7 @@ def _write_privacy_report(
     query_state = private_rounds.query_state(state.process)
     l2_norm_clip = float(query_state.l2_norm_clip)
     adaptive_layers = np.size(query_state.layer_clips)
+    # The ledger's rounds may be of a larger, inherited population.
     delta = training.privacy.delta_of(
         training.sampling, ledger.contents.rounds
     )

@@ -103,6 +103,7 @@ def write_scores(
     specs: Specs of the layers.
   """
   scores = layer_freeze.normalize_scores(squares)
+  # The table starts with the layers that change most.
   names = sorted(scores, key=scores.get, reverse=True)
   text = io.StringIO()
   table = csv.writer(text, lineterminator='\n')
@@ -138,6 +139,7 @@ def write_norms(
   sizes = [math.prod(specs[name].shape) for name in names]
   # [layers, N]
   by_layer = np.stack([norms[name] for name in names])
+  # Norms of layers are components of the norm of the whole gradient.
   all_norms = np.linalg.norm(by_layer, axis=0)
   shares = _clipped_shares(by_layer, sizes=sizes, clips=clips)
   text = io.StringIO()
@@ -206,6 +208,7 @@ def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
     scores = {row['layer']: float(row['score']) for row in rows}
   except (csv.Error, KeyError, TypeError, UnicodeDecodeError) as e:
     raise ValueError(f'{path} is damaged ({e!r}): write it again.') from e
+  # The table may have more layers: those that only pre-training has.
   missing = sorted(specs.keys() - scores.keys())
   if missing:
     raise ValueError(
@@ -230,12 +233,14 @@ def choose_frozen_layers(
   Raises:
     ValueError: As `read_scores`.
   """
+  # Heads are new, and so have no scores.
   specs = model.encoder.specs
   return freeze.choose(read_scores(run, specs=specs), specs)
 
 
 def _is_of_encoder(run: str, tokens: str) -> bool:
   """Whether to load the encoder only."""
+  # A model without tokens is a pre-trained one: it has no CTC head.
   return bool(tokens) and not model_file.read_header(_path(run)).tokens
 
 
