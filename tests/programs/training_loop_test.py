@@ -322,7 +322,7 @@ class TrainingLoopTest(cases.TestCase):
         (
             dict(init_from_run=self.path('x', '..', 'run')),
             0,
-            '(?s)must be.*from itself',
+            '(?s)must be.*contains no trained model',
         ),
     ]
     if name in _PRIVATE:
