@@ -6,7 +6,6 @@ process is initialized, which determines its noise and its state's size.
 
 from collections.abc import Sequence
 import math
-import os
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +33,9 @@ async def describe(training: training_loop.TrainingRun) -> str:
   specs, sampling = training.model.specs, training.sampling
   rows = {
       'parameters': f'{weights_lib.num_parameters(specs):,}',
-      'saved states': _saved_states(training, state_bytes),
+      'saved states': (
+          f'{_size(state_bytes)} each, {training.settings.keep_last} kept'
+      ),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
@@ -58,21 +59,6 @@ async def describe(training: training_loop.TrainingRun) -> str:
       '# Checked; nothing was trained or written (dry run).',
       *(f'# {name + ":":14}{text}' for name, text in rows.items()),
   ])
-
-
-def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
-  """Disk space that saved states take, and that is free."""
-  folder = training.output_dir
-  # The folder may not exist yet: find the disk that it will be on.
-  while not os.path.isdir(folder or '.'):
-    folder = os.path.dirname(folder)
-  # Below, f_bavail: blocks that users other than root may fill.
-  disk = os.statvfs(folder or '.')
-  settings = training.settings
-  text = f'{_size(state_bytes)} each, {settings.keep_last} kept'
-  if settings.keep_every:
-    text += f' and each {settings.keep_every}th'
-  return f'{text}; the disk has {_size(disk.f_bavail * disk.f_frsize)} free'
 
 
 def _epsilon(
