@@ -142,12 +142,14 @@ class _Run(
     after_round: Called with the number of each round, once it is charged.
     ids: The clients.
     min_clients: Clients that draw enough noise, if clients draw it.
+    privacy: Its keys.
   """
 
   kind: str
   num_rounds: int
   after_round: Callable[[int], None]
   ids: tuple[str, ...] = _IDS
+  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   min_clients: int = _COHORT_SIZE
 
   name = step_name = 'round'

@@ -293,17 +293,17 @@ def evaluate(
       is decoded), or a file is damaged.
   """
   tokens = pipeline.tokenizer.identity
-  if not runs:
+  if not runs or isinstance(runs, str):
     raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
   checks.check_all(
       lambda: check_characters(client_data, pipeline),
-      lambda: _check_output_name(output_name),
       *(
           functools.partial(
               run_dir.check_model, run, model=model, tokens=tokens
           )
           for run in runs
       ),
+      lambda: _check_output_name(output_name),
   )
   # Read before anything is decoded: a damaged file is found in seconds.
   attributes = _attributes(client_data)
