@@ -135,7 +135,9 @@ class CentralTraining(
             max_grad_norm=self.max_grad_norm, encoder_rate=self.encoder_rate
         ),
         lambda: checks.finite(encoder_rate=self.encoder_rate),
-        lambda: central_step.find_devices(self.devices),
+        lambda: (
+            self.devices is None or central_step.find_devices(self.devices)
+        ),
         lambda: buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets),
         self._check_patience,
         super().validate,
