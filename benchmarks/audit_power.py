@@ -118,9 +118,7 @@ def accounted_epsilon(setting: Setting) -> float:
       noise_multiplier=setting.noise_multiplier,
       count=setting.num_rounds,
   )
-  return accounting.epsilon(
-      accounting.compose([rounds]), delta=DELTA, accountant='pld'
-  )
+  return accounting.epsilon([rounds], delta=DELTA, accountant='pld')
 
 
 def _sampling(setting: Setting) -> accounting.Sampling:

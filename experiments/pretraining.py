@@ -278,7 +278,7 @@ def epsilon_of(noise: float, batch_size: int) -> float:
   group = accounting.RoundGroup(
       sampling=_sampling(batch_size), noise_multiplier=noise, count=_STEPS
   )
-  return accounting.epsilon(accounting.compose([group]), delta=_DELTA)
+  return accounting.epsilon([group], delta=_DELTA)
 
 
 class Tuning:

@@ -202,13 +202,13 @@ def counted(owner: type[Any], *names: str) -> Iterator[collections.Counter]:
 
 
 def pld_once() -> contextlib.AbstractContextManager[Any]:
-  """A patch: epsilon by PLD is computed once for each event and delta."""
+  """A patch: epsilon by PLD is computed once for the same rounds and delta."""
   compute, found = accounting.epsilon_by_pld, {}
 
-  def epsilon_by_pld(event, *, delta):
-    key = pickle.dumps(event), delta
+  def epsilon_by_pld(rounds, *, delta):
+    key = pickle.dumps(rounds), delta
     if key not in found:
-      found[key] = compute(event, delta=delta)
+      found[key] = compute(rounds, delta=delta)
     return found[key]
 
   return mock.patch.object(accounting, 'epsilon_by_pld', epsilon_by_pld)

@@ -374,9 +374,10 @@ class QuickstartTest(cases.TestCase):
     )
     # In both rounds: as one Gaussian of 1.3 / sqrt(2).
     self.assertAlmostEqual(group['sensitivity'], 2**0.5)
-    expected = accounting.epsilon(
-        dp_accounting.GaussianDpEvent(1.3 / 2**0.5), delta=1e-5
-    )
+    expected = accounting.epsilon([accounting.RoundGroup(
+        sampling=accounting.Sampling(kind='full', cohort_size=1, population=1),
+        noise_multiplier=1.3 / 2**0.5,
+    )], delta=1e-5)
     self.assertAlmostEqual(privacy['epsilon_rdp'], expected, places=5)
     stated = pathlib.Path(
         self.path('federated_distributed'), 'privacy_report.txt'

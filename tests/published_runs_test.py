@@ -333,5 +333,5 @@ class PretrainingRowsTest(parameterized.TestCase):
         noise_multiplier=times * float(found['NOISE_MULTIPLIER']),
         count=int(found['NUM_STEPS']),
     )
-    total = accounting.epsilon(accounting.compose([group]), delta=delta)
+    total = accounting.epsilon([group], delta=delta)
     self.assertAlmostEqual(total / epsilon, 1, delta=0.02)

@@ -64,7 +64,7 @@ class ComputeEpsilonTest(cases.TestCase):
     )
     self.assertEqual(
         found['epsilon'],
-        accounting.epsilon(accounting.compose([rounds]), delta=1e-6),
+        accounting.epsilon([rounds], delta=1e-6),
     )
     self.assertEqual(found['rounds'], 3)
 

@@ -17,11 +17,11 @@ _DELTA = 1e-5
 
 def _exact(noise_multiplier: float, delta: float = _DELTA) -> float:
   """Epsilon of a Gaussian, exact to PLD's grid."""
-  return accounting.epsilon(
-      dp_accounting.GaussianDpEvent(noise_multiplier),
-      delta=delta,
-      accountant='pld',
+  rounds = accounting.RoundGroup(
+      sampling=accounting.Sampling(kind='full', cohort_size=1, population=1),
+      noise_multiplier=noise_multiplier,
   )
+  return accounting.epsilon([rounds], delta=delta, accountant='pld')
 
 
 def _unit(generator, count: int, size: int) -> np.ndarray:

@@ -24,12 +24,10 @@ def _sampling(kind, cohort_size=10, population=100):
 
 
 def _epsilon(sampling, noise_multiplier, rounds, accountant='rdp'):
-  event = accounting.compose([
-      accounting.RoundGroup(
-          sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
-      )
-  ])
-  return accounting.epsilon(event, delta=1e-5, accountant=accountant)
+  group = accounting.RoundGroup(
+      sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
+  )
+  return accounting.epsilon([group], delta=1e-5, accountant=accountant)
 
 
 class CalibrationTest(parameterized.TestCase):

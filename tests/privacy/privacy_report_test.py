@@ -134,9 +134,8 @@ class ReportTest(parameterized.TestCase):
         'assumptions the number of rounds was settled before the first',
     ):
       self.assertIn(words, text)
-    event = accounting.compose([_rounds()])
-    by_rdp = accounting.epsilon(event, delta=1e-4)
-    by_pld = accounting.epsilon(event, delta=1e-4, accountant='pld')
+    by_rdp = accounting.epsilon([_rounds()], delta=1e-4)
+    by_pld = accounting.epsilon([_rounds()], delta=1e-4, accountant='pld')
     self.assertTrue(report.private)
     self.assertNotIn('NOT PRIVATE', text)
     self.assertNotIn('device', text)
@@ -160,7 +159,7 @@ class ReportTest(parameterized.TestCase):
         _rounds(noise=3.0, count=20, population=500),
         _rounds(noise=1.5, count=4, cohort_size=25, population=2000),
     ]
-    epsilon = accounting.epsilon(accounting.compose(groups), delta=1e-3)
+    epsilon = accounting.epsilon(groups, delta=1e-3)
     for order in (groups, groups[1:] + groups[:1]):
       report = _report(*order, delta=1e-3)
       self.assertAlmostEqual(report.fields['epsilon_rdp'], epsilon)
@@ -297,7 +296,7 @@ class ReportTest(parameterized.TestCase):
           kind='full', cohort_size=1000, noise=8.0, count=before
       )
       epsilon = accounting.epsilon(
-          accounting.compose([group]), delta=1e-2, accountant='pld'
+          [group], delta=1e-2, accountant='pld'
       )
       over = np.maximum(0, -np.expm1(epsilon - loss))
       self.assertLess(over.mean(), 1.1e-2)
@@ -524,7 +523,7 @@ class OutputTest(cases.TestCase):
             (10, 1.0, 3), (20, 2.0, 5), (10, 3.0, 7)
         )
     ]
-    expected = accounting.epsilon(accounting.compose(groups), delta=1e-6)
+    expected = accounting.epsilon(groups, delta=1e-6)
     for order in itertools.permutations(groups):
       report = privacy_report.PrivacyReport(
           rounds=order, delta=1e-6, accountant='rdp'

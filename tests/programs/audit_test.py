@@ -222,15 +222,13 @@ class AuditTest(cases.TestCase):
     self.assertEqual(found['rounds'], _NUM_ROUNDS)
     # Poisson with probability 1 is full participation.
     exact = accounting.epsilon(
-        accounting.compose([
-            accounting.RoundGroup(
-                sampling=accounting.Sampling(
-                    kind='full', cohort_size=1, population=1
-                ),
-                noise_multiplier=_NOISE,
-                count=_NUM_ROUNDS,
-            )
-        ]),
+        [accounting.RoundGroup(
+            sampling=accounting.Sampling(
+                kind='full', cohort_size=1, population=1
+            ),
+            noise_multiplier=_NOISE,
+            count=_NUM_ROUNDS,
+        )],
         delta=1e-5,
         accountant='pld',
     )

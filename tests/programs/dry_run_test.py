@@ -69,7 +69,7 @@ class DryRunTest(cases.TestCase):
           noise_multiplier=10.0,
           count=count,
       )
-      return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
+      return accounting.epsilon([rounds], delta=1e-5)
 
     last = max(count for count in range(1, 51) if epsilon(count) <= 1)
     self.assertLess(last, 50)
@@ -170,13 +170,13 @@ class DryRunTest(cases.TestCase):
         {n: model.specs[n] for n in frozen}
     )
     epsilon = accounting.epsilon(
-        accounting.compose([accounting.RoundGroup(
+        [accounting.RoundGroup(
             sampling=accounting.Sampling(
                 kind='poisson', cohort_size=3, population=6
             ),
             noise_multiplier=10.0,
             count=50,
-        )]),
+        )],
         delta=1e-3,
     )
     for part in (

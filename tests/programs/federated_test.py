@@ -182,7 +182,7 @@ def _epsilon(num_rounds: int) -> float:
           num_elements=weights_lib.num_parameters(_shared()['model'].specs),
       ),
   )
-  return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
+  return accounting.epsilon([rounds], delta=1e-5)
 
 
 class _RunTestCase(cases.TestCase):

@@ -338,7 +338,7 @@ class PlanTest(_TestCase):
         rounds = opened.contents.rounds
       self.assertAlmostEqual(
           *(
-              accounting.epsilon(accounting.compose(each), delta=_DELTA)
+              accounting.epsilon(each, delta=_DELTA)
               for each in (planned, rounds)
           ),
           places=9,

@@ -4,10 +4,9 @@
     ...     sampling=Sampling(
     ...         kind='poisson', cohort_size=1000, population=100_000),
     ...     noise_multiplier=1.0, count=1000)
-    >>> event = compose([rounds])
-    >>> round(epsilon(event, delta=1e-6), 2)
+    >>> round(epsilon([rounds], delta=1e-6), 2)
     2.44
-    >>> round(epsilon(event, delta=1e-6, accountant='pld'), 2)
+    >>> round(epsilon([rounds], delta=1e-6, accountant='pld'), 2)
     2.12
 
 A round adds Gaussian noise of standard deviation z * C to the sum of the
@@ -22,7 +21,7 @@ distributions: usually tighter, but not available for all events.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import math
@@ -52,11 +51,6 @@ _OWN_RELATIONS = {
     'full': _ADD_OR_REMOVE_ONE,
     'min_sep': _REPLACE_SPECIAL,
     'cyclic': _REPLACE_SPECIAL,
-}
-# Relations that events imply; a Gaussian alone fits all of them.
-_RELATIONS = {
-    dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
-    dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
 }
 
 # dp_accounting's default orders.
@@ -237,17 +231,6 @@ class RoundGroup:
     return self.strategy.sensitivity(self.count, min_sep=separation)
 
 
-@dataclasses.dataclass(frozen=True)
-class SamplerErrorDpEvent(dp_accounting.DpEvent):
-  """Probabilities of all outputs are off by a factor within exp(+-epsilon / 2).
-
-  It adds epsilon to that of all other events together, however they compose.
-  Only `compose` makes it, at the top of its event.
-  """
-
-  epsilon: float
-
-
 def neighboring_relation(
     rounds: Sequence[RoundGroup],
 ) -> dp_accounting.NeighboringRelation:
@@ -276,9 +259,10 @@ def neighboring_relation(
 
 
 def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
-  """Returns the event of all rounds together; equal rounds are merged.
+  """Returns the event of all rounds together; equal events are merged.
 
-  Groups of min_sep cohorts are not: each is one mechanism.
+  It leaves out the sampler's error, which no accountant takes; `epsilon` adds
+  it.
 
   Args:
     rounds: The rounds of one run.
@@ -286,39 +270,24 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   Raises:
     ValueError: Kinds of sampling do not go together.
   """
-  relation = neighboring_relation(rounds)
-  counts = collections.Counter()
-  events = []
-  for group in rounds:
-    if group.sampling.min_sep is None:
-      # Rounds of one mechanism are a single event already; these are merged.
-      counts[group.sampling, group.noise_multiplier] += group.count
-    elif group.count:
-      events.append(_mechanism_event(group))
-  for (sampling, noise_multiplier), count in counts.items():
-    if count:
-      event = _round_event(sampling, noise_multiplier, relation)
-      events.append(dp_accounting.SelfComposedDpEvent(event, count))
+  events = [
+      dp_accounting.SelfComposedDpEvent(event, count)
+      for event, count in _events(rounds).items()
+  ]
   if not events:
     return dp_accounting.NoOpDpEvent()
-  event = events[0]
-  if len(events) > 1:
-    event = dp_accounting.ComposedDpEvent(events)
-  # Errors of probabilities multiply, so their epsilons add up.
-  error = sum(group.count * group.sampler_epsilon for group in rounds)
-  if not error:
-    return event
-  return dp_accounting.ComposedDpEvent([event, SamplerErrorDpEvent(error)])
+  if len(events) == 1:
+    return events[0]
+  return dp_accounting.ComposedDpEvent(events)
 
 
 def epsilon(
-    event: dp_accounting.DpEvent, *, delta: float, accountant: str = 'rdp'
+    rounds: Sequence[RoundGroup], *, delta: float, accountant: str = 'rdp'
 ) -> float:
-  """Returns the epsilon of an event at delta.
+  """Returns the epsilon of rounds at delta.
 
   Args:
-    event: Any event of dp_accounting. Its neighbouring relation follows from
-      the events it is made of, as in the module's table.
+    rounds: The rounds of one run.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
 
@@ -326,47 +295,42 @@ def epsilon(
     Epsilon of at least 0; 0 for no rounds, infinity without noise.
 
   Raises:
-    ValueError: PLD cannot account this event (see `pld_obstacle`), or an
+    ValueError: PLD cannot account these rounds (see `pld_obstacle`), or an
       argument is out of range.
   """
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   # RDP first: it checks delta, and PLD may not end if it is infinite.
-  rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
+  rdp_epsilon, _ = epsilon_and_order(rounds, delta=delta)
   if accountant == 'rdp' or math.isinf(rdp_epsilon):
     return rdp_epsilon
-  by_pld, obstacle = epsilon_by_pld(event, delta=delta)
+  by_pld, obstacle = epsilon_by_pld(rounds, delta=delta)
   if by_pld is None:
     raise ValueError(f'PLD cannot be used: {obstacle}. Use RDP.')
   return by_pld
 
 
 def epsilon_by_pld(
-    event: dp_accounting.DpEvent, *, delta: float
+    rounds: Sequence[RoundGroup], *, delta: float
 ) -> tuple[Optional[float], str]:
   """Returns epsilon by PLD and '', or None and the obstacle.
 
   Args as those of `epsilon`; see `pld_obstacle`.
   """
-  obstacle = pld_obstacle(event, delta=delta)
+  obstacle = pld_obstacle(rounds, delta=delta)
   if obstacle:
     return None, obstacle
-  event, error = _split(event)
+  accountant = pld.PLDAccountant(_accounted_relation(rounds))
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # SciPy's, about NumPy
-      accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
-      by_pld = _charge_sampler(
-          lambda delta: max(0.0, float(accounted.get_epsilon(delta))),
-          error=error,
-          delta=delta,
-      )
+      found = accountant.compose(compose(rounds)).get_epsilon(delta)
   except ValueError as failure:  # Its check of rounding fails at a tiny q.
     return None, f'dp_accounting fails ({failure})'
-  return by_pld, ''
+  return _charge_sampler(max(0.0, float(found)), rounds, delta=delta), ''
 
 
 def epsilon_and_order(
-    event: dp_accounting.DpEvent,
+    rounds: Sequence[RoundGroup],
     *,
     delta: float,
     orders: Sequence[float] = ORDERS,
@@ -374,53 +338,42 @@ def epsilon_and_order(
   """Returns the smallest RDP epsilon over the orders, and its order.
 
   Args:
-    event: As for `epsilon`.
+    rounds: As for `epsilon`.
     delta: In (0, 1).
     orders: Renyi orders above 1.01; one order gives the epsilon that a
       published table states for it.
   """
   check_delta(delta)
-  event, error = _split(event)
-  # Without the sampler's error, which no accountant takes.
-  values = _rdp_of(event, tuple(orders), _relation_of(event))
-  find = lambda delta: rdp.compute_epsilon(orders, values, delta)
-  _, order = find(delta)
-  value = _charge_sampler(
-      lambda delta: float(find(delta)[0]), error=error, delta=delta
-  )
-  return value, float(order)
+  relation = _accounted_relation(rounds)
+  total = np.zeros(len(orders))
+  for event, count in _events(rounds).items():
+    total += count * _rdp_of(event, tuple(orders), relation)
+  found, order = rdp.compute_epsilon(orders, total, delta)
+  return _charge_sampler(float(found), rounds, delta=delta), float(order)
 
 
 def _charge_sampler(
-    find: Callable[[float], float], *, error: float, delta: float
+    found: float, rounds: Iterable[RoundGroup], *, delta: float
 ) -> float:
   """Epsilon at delta with what inexact noise adds to both.
 
   Noise ends: delta grows by less than num_draws 2^-300 exp(epsilon). As error
   is at least 4 num_draws 2^-93 23 (`noise.sampler_error_epsilon`), that is less
-  than error 2^-213 exp(epsilon), which counts from epsilon 100 on. Where it
-  would take half of delta, epsilon is infinite.
-
-  Args:
-    find: Epsilon without that, of a delta.
-    error: What epsilon grows by; 0: noise is real-valued.
-    delta: In (0, 1).
+  than error 2^-213 exp(epsilon), which is lost in the rounding of delta up to
+  an epsilon of 100 and more. Where it is not, epsilon is infinite.
   """
-  epsilon = find(delta) + error
-  if not error or math.isinf(epsilon):
-    return epsilon
-  # As a logarithm: it may be beyond a float.
-  tail = lambda: epsilon + math.log(error) - 213 * math.log(2)
-  # Twice the tail must fit into half of delta.
-  if tail() > math.log(delta) - math.log(4):
+  # Errors of probabilities multiply, so their epsilons add up.
+  error = sum(group.count * group.sampler_epsilon for group in rounds)
+  found += error
+  # As logarithms: exp(epsilon) may be beyond a float. 2^-53 rounds float64.
+  if error and found + math.log(error) - 213 * math.log(2) > (
+      math.log(delta) - 53 * math.log(2)
+  ):
     return math.inf
-  left_out = 2 * math.exp(tail())
-  epsilon = find(delta - left_out) + error
-  # The new epsilon has a larger tail: twice the old one must cover it.
-  return epsilon if tail() <= math.log(max(left_out, 1e-300)) else math.inf
+  return found
 
 
-def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
+def pld_obstacle(rounds: Sequence[RoundGroup], *, delta: float) -> str:
   """Returns why PLD accounting would fail or not end, or ''.
 
   It works for Poisson and full sampling with an RDP epsilon of at most 100,
@@ -428,21 +381,19 @@ def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
   """
   if delta < _PLD_MIN_DELTA:
     return f'at a delta below {_PLD_MIN_DELTA:g} its rounding shows'
-  rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
-  event, error = _split(event)
-  parts = [part for part, _ in _leaves(event)]
-  if not pld.PLDAccountant(_relation_of(event)).supports(event):
-    found = ', '.join(sorted({type(part).__name__ for part in parts}))
+  events = _events(rounds)
+  accountant = pld.PLDAccountant(_accounted_relation(rounds))
+  if not accountant.supports(compose(rounds)):
+    found = ', '.join(sorted({type(event).__name__ for event in events}))
     return f'it takes Poisson sampling and full participation, found {found}'
-  if error and math.isinf(rdp_epsilon):
-    return 'RDP gives none either: above about 150 the ends of the noise count'
+  rdp_epsilon, _ = epsilon_and_order(rounds, delta=delta)
   # Not `>`, which lets NaN pass.
   if not rdp_epsilon <= _PLD_MAX_RDP_EPSILON:
     return (
         f'RDP gives epsilon {rdp_epsilon:.4g}, and above '
         f'{_PLD_MAX_RDP_EPSILON:g} it may not end'
     )
-  if min(map(_noise_of, parts), default=math.inf) < _PLD_MIN_NOISE_MULTIPLIER:
+  if any(_noise_of(event) < _PLD_MIN_NOISE_MULTIPLIER for event in events):
     return (
         f'at a noise multiplier below {_PLD_MIN_NOISE_MULTIPLIER:g} it may not '
         'end'
@@ -457,118 +408,66 @@ def check_delta(delta: float) -> None:
     raise ValueError(f'delta must be below 1, found {delta!r}.')
 
 
-def _split(
-    event: dp_accounting.DpEvent,
-) -> tuple[dp_accounting.DpEvent, float]:
-  """An event of `compose` without the sampler's error, and the error."""
-  if isinstance(event, dp_accounting.ComposedDpEvent) and isinstance(
-      event.events[-1], SamplerErrorDpEvent
-  ):
-    event, error = event.events
-    return event, error.epsilon
-  return event, 0.0
+def _events(rounds: Sequence[RoundGroup]) -> dict[dp_accounting.DpEvent, int]:
+  """The events of rounds, and how often each occurs."""
+  relation = neighboring_relation(rounds)
+  counts = collections.Counter()
+  for group in rounds:
+    if group.count:
+      event, count = _event_of(group, relation)
+      counts[event] += count
+  return counts
 
 
-def _round_event(
-    sampling: Sampling,
-    noise_multiplier: float,
-    relation: dp_accounting.NeighboringRelation,
-) -> dp_accounting.DpEvent:
-  """The event of one round under the relation of all rounds."""
-  if noise_multiplier < MIN_NOISE_MULTIPLIER:
-    return dp_accounting.NonPrivateDpEvent()
+def _event_of(
+    group: RoundGroup, relation: dp_accounting.NeighboringRelation
+) -> tuple[dp_accounting.DpEvent, int]:
+  """An event and its count in a group, under the relation of all rounds."""
+  sampling, count = group.sampling, group.count
   # Replacing one client moves the sum by up to two clips.
   sensitivity = 2.0 if relation is _REPLACE_ONE else 1.0  # in clips
-  gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
-  if sampling.kind == 'full':
-    return gaussian
-  if sampling.kind == 'fixed_size':
-    return dp_accounting.SampledWithoutReplacementDpEvent(
-        sampling.population, sampling.cohort_size, gaussian
+  if sampling.min_sep is not None:
+    # All rounds of one mechanism are one event; of cyclic cohorts, there is one
+    # for each of a client's turns.
+    sensitivity = group.sensitivity
+    count = -(-count // sampling.min_sep) if sampling.kind == 'cyclic' else 1
+  noise_multiplier = group.noise_multiplier / sensitivity
+  if noise_multiplier < MIN_NOISE_MULTIPLIER:
+    return dp_accounting.NonPrivateDpEvent(), 1
+  event = dp_accounting.GaussianDpEvent(noise_multiplier)
+  if sampling.kind in ('poisson', 'cyclic'):
+    event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, event)
+  elif sampling.kind == 'fixed_size':
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        sampling.population, sampling.cohort_size, event
     )
-  return dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, gaussian)
+  return event, count
 
 
-def _mechanism_event(group: RoundGroup) -> dp_accounting.DpEvent:
-  """The event of all rounds of one mechanism with correlated noise."""
-  if group.noise_multiplier < MIN_NOISE_MULTIPLIER:
-    return dp_accounting.NonPrivateDpEvent()
-  event = dp_accounting.GaussianDpEvent(
-      group.noise_multiplier / group.sensitivity
-  )
-  sampling = group.sampling
-  if sampling.kind != 'cyclic':
-    return event
-  # One event for each of a client's turns, ceil(count / min_sep) of them.
-  return dp_accounting.SelfComposedDpEvent(
-      dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, event),
-      -(-group.count // sampling.min_sep),
-  )
-
-
-def _relation_of(
-    event: dp_accounting.DpEvent,
+def _accounted_relation(
+    rounds: Sequence[RoundGroup],
 ) -> dp_accounting.NeighboringRelation:
-  """The one relation under which all parts of an event can be accounted."""
-  parts = set()
-  for part, _ in _leaves(event):
-    parts.add(type(part))
-  relations = {_RELATIONS[part] for part in parts if part in _RELATIONS}
-  if len(relations) > 1:
-    names = ' and '.join(sorted(relation.name for relation in relations))
-    raise ValueError(f'Events under {names} cannot be composed.')
-  return relations.pop() if relations else _ADD_OR_REMOVE_ONE
+  """The relation that accountants take for the events of rounds."""
+  # Under zero-out, rounds have the events of adding or removing a client.
+  relation = neighboring_relation(rounds)
+  return relation if relation is _REPLACE_ONE else _ADD_OR_REMOVE_ONE
 
 
-def _leaves(
-    event: dp_accounting.DpEvent, count: int = 1
-) -> Iterable[tuple[dp_accounting.DpEvent, int]]:
-  """The events that a composition is made of, each with its count."""
-  if isinstance(event, dp_accounting.SelfComposedDpEvent):
-    yield from _leaves(event.event, count * event.count)
-  elif isinstance(event, dp_accounting.ComposedDpEvent):
-    for part in event.events:
-      yield from _leaves(part, count)
-  else:
-    yield event, count
-
-
+# Cached: a run computes epsilon after each round.
+@functools.lru_cache(maxsize=4096)
 def _rdp_of(
     event: dp_accounting.DpEvent,
     orders: tuple[float, ...],
     relation: dp_accounting.NeighboringRelation,
 ) -> np.ndarray:
-  """Renyi divergence of an event at each order."""
-  total = np.zeros(len(orders))
-  for part, count in _leaves(event):
-    if not count:
-      continue
-    # The accountant would divide by zero.
-    if _noise_of(part) < MIN_NOISE_MULTIPLIER:
-      return np.full(len(orders), np.inf)
-    if isinstance(
-        getattr(part, 'event', None), dp_accounting.GaussianDpEvent
-    ):
-      total += count * _sampled_rdp(part, orders, relation)
-    else:
-      total += rdp.RdpAccountant(list(orders), relation).compose(
-          part, count
-      ).rdp
-  return total
-
-
-# Cached: a run computes epsilon after each round.
-@functools.lru_cache(maxsize=4096)
-def _sampled_rdp(
-    event: dp_accounting.DpEvent,
-    orders: tuple[float, ...],
-    relation: dp_accounting.NeighboringRelation,
-) -> np.ndarray:
-  """Renyi divergence of one sampled Gaussian, at most that of the whole."""
+  """Renyi divergence at each order, at most that without sampling."""
+  # The accountant would raise without noise.
+  if isinstance(event, dp_accounting.NonPrivateDpEvent):
+    return np.full(len(orders), np.inf)
   with np.errstate(all='ignore'):
     values = rdp.RdpAccountant(list(orders), relation).compose(event).rdp
   # An upper bound: the Gaussian without amplification by sampling.
-  whole = np.array(orders) / (2 * event.event.noise_multiplier**2)
+  whole = np.array(orders) / (2 * _noise_of(event) ** 2)
   # NaN and values of 0 or less come from cancelled digits.
   values = np.where(values > 0, np.minimum(values, whole), whole)
   # The cache returns this very array again.
@@ -577,7 +476,5 @@ def _sampled_rdp(
 
 
 def _noise_of(event: dp_accounting.DpEvent) -> float:
-  """The noise multiplier of an event, sampled or not; infinite without one."""
-  return getattr(
-      getattr(event, 'event', event), 'noise_multiplier', math.inf
-  )
+  """The noise multiplier of a Gaussian, sampled or not."""
+  return getattr(event, 'event', event).noise_multiplier

@@ -202,15 +202,14 @@ def _cost(
   orders = tuple(order for order in accounting.ORDERS if order <= highest)
 
   def cost(rounds: Sequence[accounting.RoundGroup]) -> float:
-    event = accounting.compose(rounds)
     is_never = any(group.sampling.kind == 'fixed_size' for group in rounds)
     if accountant == 'pld' and (
-        is_never or not accounting.pld_obstacle(event, delta=delta)
+        is_never or not accounting.pld_obstacle(rounds, delta=delta)
     ):
       # Where PLD never works this raises, and says why.
-      return accounting.epsilon(event, delta=delta, accountant='pld')
+      return accounting.epsilon(rounds, delta=delta, accountant='pld')
     # PLD does not end at so little noise; RDP bounds the same epsilon.
-    return accounting.epsilon_and_order(event, delta=delta, orders=orders)[0]
+    return accounting.epsilon_and_order(rounds, delta=delta, orders=orders)[0]
 
   return cost
 

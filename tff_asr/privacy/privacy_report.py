@@ -196,7 +196,7 @@ class PrivacyReport:
     if not self.is_noised:
       # Nothing is released before the first round.
       return math.inf if self.num_rounds else 0.0
-    return accounting.epsilon(accounting.compose(self.rounds), delta=self.delta)
+    return accounting.epsilon(self.rounds, delta=self.delta)
 
   @property
   def epsilon_pld(self) -> Optional[float]:
@@ -310,12 +310,11 @@ class PrivacyReport:
       return None, ''
     if not self.is_noised:
       return None, 'without clip and noise there is no bound'
-    event = accounting.compose(self.rounds)
     if self.accountant == 'pld':
       return accounting.epsilon(
-          event, delta=self.delta, accountant='pld'
+          self.rounds, delta=self.delta, accountant='pld'
       ), ''
-    return accounting.epsilon_by_pld(event, delta=self.delta)
+    return accounting.epsilon_by_pld(self.rounds, delta=self.delta)
 
 
 def of_ledger(

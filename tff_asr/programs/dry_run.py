@@ -85,8 +85,7 @@ def _epsilon(
       num_rounds=number,
       inherited=inherited.charges,
   )
-  event_after = lambda number: accounting.compose(charged_after(number))
-  after = lambda number: accounting.epsilon(event_after(number), delta=delta)
+  after = lambda number: accounting.epsilon(charged_after(number), delta=delta)
   # RDP takes milliseconds for any number of rounds.
   end, epsilon = last, after(last)
   text = f'{privacy_report.format_epsilon(epsilon)} (RDP)'
@@ -101,7 +100,7 @@ def _epsilon(
   # The privacy report takes the smaller bound; PLD takes seconds.
   # Only where RDP's bound could make the verdict worse than it is.
   if epsilon > privacy_report.MAX_USEFUL_EPSILON:
-    by_pld, _ = accounting.epsilon_by_pld(event_after(end), delta=delta)
+    by_pld, _ = accounting.epsilon_by_pld(charged_after(end), delta=delta)
     if by_pld is not None:
       epsilon = min(epsilon, by_pld)
       if end == last:

@@ -644,4 +644,4 @@ def _cost(
 
 
 def _epsilon(rounds: list[accounting.RoundGroup], delta: float) -> float:
-  return accounting.epsilon(accounting.compose(rounds), delta=delta)
+  return accounting.epsilon(rounds, delta=delta)
