@@ -106,6 +106,7 @@ class _DpMean(aggregation.AccountedFactory):
   ) -> tff.templates.AggregationProcess:
     query = self._build_query(_record_specs(value_type))
 
+    # Weights that depend on data would change the sensitivity.
     def clip(params, value, unused_weight):
       return query.clip(params, value)
 
@@ -171,6 +172,7 @@ class _DistributedMean(aggregation.AccountedFactory):
       with tf.control_dependencies([check]):
         number = tf.identity(number)
       sent, stats = query.encode(params, value, client=number)
+      # The 1 counts the client, plainly: fewer than m of them release nothing.
       return (sent, tf.constant(1)), stats
 
     def aggregate(sent):
@@ -253,6 +255,7 @@ def _build_process(
     params = tff.federated_broadcast(tff.federated_map(sample_params, state))
     sent, stats = tff.federated_map(client_computation, (params, value, weight))
     # Inner aggregations.
+    # Zipped, as the type of the server's argument follows from the sums.
     sums = tff.federated_zip((state, aggregate(sent), tff.federated_sum(stats)))
 
     @tff.tensorflow.computation(sums.type_signature.member)

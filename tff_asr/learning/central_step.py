@@ -158,8 +158,10 @@ class CentralStep:
   ) -> Iterator[tuple[pipeline_lib.Batch, tf.Tensor]]:
     """What is dealt to the devices, each with the divisor of its loss."""
     counts = [tf.reduce_sum(batch['example_weights']) for batch in batches]
+    # Divided by the whole batch's count, so that parts add up to its mean.
     if len(batches) == 1 and self._devices is not None:
       return ((part, counts[0]) for part in self._divide(batches[0]))
+    # The mean of the batches' means.
     return ((each, len(batches) * n) for each, n in zip(batches, counts))
 
   def _build_gradients(

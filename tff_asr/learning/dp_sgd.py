@@ -114,6 +114,7 @@ class DpSgd:
     # Sorted, because the names are part of the state and of its identity.
     self._frozen = tuple(sorted(frozen))
     self._is_private = build_query is not None
+    # Public data: a plain sum, without clip and noise.
     self._query = tfp.NoPrivacySumQuery()
     if build_query is not None:
       self._query = build_query(self._live_specs)
@@ -247,6 +248,7 @@ class DpSgd:
     noised, query_state, event = self._query.get_noised_result(
         records, query_state
     )
+    # By the expected size; the realised one depends on who was sampled.
     mean = queries.divide_by_cohort_size(noised, self._batch_size)
     squares = ()
     if self._is_private:
@@ -304,6 +306,7 @@ def _build_compute(
     trained = weights_lib.Weights((name, weights[name]) for name in live)
     examples = _examples(batch, seed)
     gradient_of = _build_gradient(model, weights)
+    # One gradient of the summed loss: none of an example that could be clipped.
     if gradients == 'by_batch':
       return _Sums(
           *gradient_of(trained, _masked(model, examples)),
@@ -455,6 +458,8 @@ def _build_gradient(
       loss = tf.reduce_sum(
           model.masked_loss({**weights, **trained}, masked, seeds[0])
       )
+    # Zeros and not None for a weight that the loss does not use: a record has
+    # all of them.
     gradient = tape.gradient(
         loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )

@@ -139,6 +139,7 @@ def build(
       local=local,
       frozen=frozen,
   )
+  # An audit's rounds sum the updates of canaries alone.
   if canaries is not None:
     client_work = canaries_lib.only_canaries_contribute(
         client_work, canaries=canaries
@@ -160,6 +161,8 @@ def build(
           frozen=frozen,
       ),
   )
+  # A client's argument becomes the location of its records, which its own graph
+  # opens: the server sends no data.
   return tff.simulation.compose_dataset_computation_with_learning_process(
       open_client, process
   )
@@ -243,6 +246,7 @@ def _build_distributor(
     return tff.templates.MeasuredProcessOutput(
         new_state,
         tff.federated_broadcast(broadcast),
+        # No measurements.
         tff.federated_value((), tff.SERVER),
     )
 

@@ -78,6 +78,7 @@ class LayerFreeze:
     sizes = [_count([name], specs) for name in order[:-1]]
     # Parameters that are frozen with none, one, two ... of the layers.
     frozen = np.cumsum([0, *sizes])
+    # The first of equally near ones: rather fewer layers are frozen.
     number = np.argmin(
         np.abs(frozen - self.share * weights_lib.num_parameters(specs))
     )

@@ -175,6 +175,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     """
     checks.finite(l2_norm_clip=l2_norm_clip)
     checks.positive(cohort_size=cohort_size)
+    # `rescale` also changes layers under their clips, so counts of changed
+    # layers would not say how many were above.
     checks.one_of(('clip',), rule_of_adaptive_clips=clipping.rule)
     # Before the base class, which reads the noise's scale.
     self._adaptation = adaptation
@@ -194,24 +196,28 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
           (layer.name, layer.share * l2_norm_clip)
           for layer in self._clipper.layers
       )
-    num_clips = len(self._initial_clips)
     self._count_steps = adaptation.count_steps(
-        num_clips=num_clips,
+        num_clips=len(self._initial_clips),
         clip_in_steps=self._clipper.max_clip_in_steps,
     )
+    self._warn_if_shares_are_noise()
+
+  def _warn_if_shares_are_noise(self) -> None:
+    """Logs a warning if noise hides the shares of unclipped clients."""
+    num_clips = len(self._initial_clips)
     # Counts of 1/2 in H layers have the norm sqrt(H) / 2; shares are over n.
     share_stddev = (
-        adaptation.count_noise_ratio
-        * noise_multiplier
+        self._adaptation.count_noise_ratio
+        * self._noise_multiplier
         * math.sqrt(num_clips)
-        / (2 * cohort_size)
+        / (2 * self._cohort_size)
     )
     if share_stddev > 0.5:
       logging.warning(
           'Adaptive clips: the share of clients below a clip is known to '
           '+-%.2g only (%d layers, %g clients a round): lower '
           'COUNT_NOISE_RATIO, clip fewer layers, or take larger cohorts.',
-          share_stddev, num_clips, cohort_size,
+          share_stddev, num_clips, self._cohort_size,
       )
 
   @property

@@ -55,6 +55,7 @@ class Stream:
         release.to_bytes(8, 'little'),
         stream.to_bytes(4, 'little'),
     ))
+    # A stream cipher: modes are for block ciphers.
     cipher = ciphers.Cipher(
         algorithms.ChaCha20(keys.to_bytes(key), nonce), mode=None
     )
@@ -105,6 +106,7 @@ def blocks(
   row = counters[None]
   # Zeros of the counters' shape and type, in either library.
   empty = row ^ row
+  # RFC 8439's matrix by rows: constants, key, key, counter and nonce.
   start = [
       ops.concat([empty ^ word for word in words])
       for words in (

@@ -131,6 +131,7 @@ class Clipping:
     for place, name in enumerate(names(record)):
       if self.layers == 'modules':
         name = module_name(name)
+      # The tensors of a layer need not be neighbours.
       places.setdefault(name, []).append(place)
     split = SPLITS[self.split]
     if split is None:
@@ -163,6 +164,7 @@ class Clipping:
     weighted = [
         share * weights.get(name, 1.0) for share, name in zip(shares, layers)
     ]
+    # Weights change the sum of the squares; it must be 1 for C to hold.
     norm = math.sqrt(sum(share**2 for share in weighted))
     return [share / norm for share in weighted]
 
@@ -255,6 +257,7 @@ def _factor(squared_norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
   """min(1, clip / norm), and 1 for norm 0 or an infinite clip."""
   norm = tf.sqrt(squared_norm)
   over = norm > clip
+  # The inner `where` keeps a division by zero out of the branch not taken.
   return tf.where(over, clip / tf.where(over, norm, 1.0), 1.0)
 
 

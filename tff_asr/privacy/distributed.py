@@ -23,6 +23,7 @@ vanish modulo n.
 """
 
 import collections
+import functools
 import math
 from typing import NamedTuple
 
@@ -150,13 +151,12 @@ def choose_parameters(
   # rounding.whole, since in float64 0.29 * 100 is below 29.
   min_clients = num_clients - rounding.whole(max_failed_share * num_clients)
 
-  def plan_of(clip_in_steps: float) -> Plan:
-    return _plan_of(
-        clip_in_steps,
-        num_elements=num_elements,
-        noise_multiplier=noise_multiplier,
-        min_clients=min_clients,
-    )
+  plan_of = functools.partial(
+      _plan_of,
+      num_elements=num_elements,
+      noise_multiplier=noise_multiplier,
+      min_clients=min_clients,
+  )
 
   def fits(found: Plan) -> bool:
     # The first term is that of n equal updates, the worst case.
@@ -199,6 +199,8 @@ def _plan_of(
     min_clients: int,
 ) -> Plan:
   """The sensitivity and the noise that follow from t."""
+  # S^2: rounding at random adds D / 4 at most, on average. `_round` draws again
+  # where it adds more than this allows.
   square = math.floor(
       clip_in_steps**2
       + num_elements / 4
@@ -354,6 +356,7 @@ class DistributedSumQuery:
           release=params.counter,
           stddev=self.plan.local_stddev,
       )
+    # A secure sum takes and returns integers modulo 2^b.
     return (rounded + noise) % self.modulus, stats
 
   def round(
@@ -401,6 +404,7 @@ class DistributedSumQuery:
         step,
         tf.constant(math.nan, tf.float64),
     )
+    # Without the padding of the rotation.
     parts = tf.split(
         exact[: self.num_noised] * step,
         [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)],
@@ -480,6 +484,7 @@ def _padded(size: int) -> tuple[int, int]:
 
 def _signs(vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """The vector with random signs."""
+  # Otherwise an update could be such that its transform is one large element.
   bits = tf.random.stateless_uniform(
       vector.shape, seed, minval=None, maxval=None, dtype=tf.int32
   )

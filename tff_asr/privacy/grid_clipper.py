@@ -152,17 +152,7 @@ class GridClipper:
     Returns:
       A nest of `dtype` in steps of g, and what clipping did.
     """
-    clip = tf.cast(l2_norm_clip, tf.float64)
-    if layer_clips is None:
-      clips = [
-          None if layer.share is None else layer.share * clip
-          for layer in self.layers
-      ]
-    else:
-      # Clips that adapt are part of the state, not of the clipping's shares.
-      clips = tf.unstack(tf.cast(layer_clips, tf.float64))
-      if self.is_global:
-        clip, clips = clips[0], [None] * len(self.layers)
+    clip, clips = self._exact_clips(l2_norm_clip, layer_clips)
     # Smaller by what float64 may round below, so that C holds exactly.
     shrink = 1 - (self.num_elements + 32) * 2.0**-52
     tensors = tf.nest.flatten(record)
@@ -198,6 +188,23 @@ class GridClipper:
             stats,
         ),
     )
+
+
+  def _exact_clips(
+      self, l2_norm_clip: tf.Tensor, layer_clips: Optional[tf.Tensor]
+  ) -> tuple[tf.Tensor, list[Optional[tf.Tensor]]]:
+    """C and the C_h, float64 []; no C_h where layers are clipped as one."""
+    clip = tf.cast(l2_norm_clip, tf.float64)
+    if layer_clips is None:
+      return clip, [
+          None if layer.share is None else layer.share * clip
+          for layer in self.layers
+      ]
+    # Clips that adapt are part of the state, not of the clipping's shares.
+    clips = tf.unstack(tf.cast(layer_clips, tf.float64))
+    if self.is_global:
+      return clips[0], [None] * len(self.layers)
+    return clip, clips
 
 
 def step_over_clip(num_elements: int) -> float:

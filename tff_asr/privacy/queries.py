@@ -225,6 +225,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
           f'noise_multiplier {noise_multiplier} needs a finite l2_norm_clip, '
           'found infinity: without a clip, no noise gives privacy.'
       )
+    # Without noise there is nothing that later rounds could cancel.
     if noise.num_buffers:
       checks.positive(noise_multiplier=noise_multiplier)
     self._clipper = grid_clipper.GridClipper(
@@ -296,6 +297,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return global_state.l2_norm_clip
 
   def initial_sample_state(self, template):
+    # Integers where there is a clip: their sums are exact in any order.
     return tf.nest.map_structure(
         lambda layer: tf.zeros(layer.shape, self._clipper.dtype), template
     )
@@ -333,6 +335,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Returns the noised sum (float64), the new state, and the event."""
     sums = tf.nest.flatten(sample_state)
     grid_step = self.grid_step(global_state)
+    # Always: the next release must not have this one's noise.
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = self.event(global_state)
     # Without noise no key is needed, and a missing one gives no NaN.
@@ -341,6 +344,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
           lambda total: grid_step * tf.cast(total, tf.float64), sums
       )
       return tf.nest.pack_sequence_as(sample_state, exact), new_state, event
+    # A missing key gives NaN, and not a sum with noise that anyone can compute.
     grid_step = nan_if_unkeyed(grid_step, global_state)
     drawn = noise_lib.gaussian(
         [total.shape for total in sums],
@@ -418,6 +422,7 @@ def set_noise_key(state: MechanismState, key: np.ndarray) -> MechanismState:
     ValueError: The key has another shape, or is all zeros.
   """
   bits = keys.check(key)
+  # Zeros stand for "not set".
   if not np.any(bits):
     raise ValueError('the noise key is all zeros: draw one.')
   return state._replace(noise_key=bits)
@@ -440,6 +445,7 @@ def divide_by_cohort_size(
     noised: Nest of float64, as `get_noised_result` returns it.
     cohort_size: Records expected in a sum.
   """
+  # Divided in float64: float32 would round twice.
   return tf.nest.map_structure(
       lambda part: tf.cast(part / cohort_size, tf.float32), noised
   )

@@ -52,5 +52,6 @@ def right_shift(x: tf.Tensor, bits: int) -> tf.Tensor:
 
 def join_words(rows: tf.Tensor) -> tf.Tensor:
   """uint32 [2 m, n] to uint64 [n, m]: a column's pairs, low words first."""
+  # bitcast joins the last axis, the first of two words being the low one.
   pairs = tf.reshape(tf.transpose(rows), [tf.shape(rows)[1], -1, 2])
   return tf.bitcast(pairs, tf.uint64)
