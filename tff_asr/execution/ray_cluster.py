@@ -205,6 +205,7 @@ def _build_runner(settings: Settings) -> context.Runner:
 
 
 def _check_ray() -> None:
+  # Looked up, not imported: Ray reads its token when it is imported.
   if importlib.util.find_spec('ray') is None:
     raise ValueError(
         'The ray_cluster context needs Ray, which is not installed: run '

@@ -558,6 +558,7 @@ def _find_rooms(
       max_concurrency=settings.clients_per_device * max(1, num_gpus),
   )
   if num_workers is not None:
+    # Otherwise Ray would fill one machine before the next.
     options['scheduling_strategy'] = 'SPREAD'
     return {number: options for number in range(num_workers)}
   return {
@@ -571,6 +572,7 @@ def _find_rooms(
 
 def _last_line(error: Exception) -> str:
   """Returns the last line that names an error, else the last line."""
+  # Ray's messages end in tracebacks and advice.
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   told = [line for line in lines if 'Error:' in line]
   return (told or lines or ['no message'])[-1][:300]

@@ -51,8 +51,6 @@ def pack(leaves: Sequence[np.ndarray | np.generic]) -> PackedSum:
   )
 
 
-
-
 def add(sums: Iterable[PackedSum]) -> list[np.ndarray]:
   """Returns the leaves of the total of one sum or more."""
   total = []
@@ -64,6 +62,7 @@ def add(sums: Iterable[PackedSum]) -> list[np.ndarray]:
           for leaf, narrow in zip(*packed)
       ]
     else:
+      # In place: a sum may be as large as the model.
       for leaf, other in zip(total, packed.leaves, strict=True):
         np.add(leaf, other, out=leaf)
   return total

@@ -147,6 +147,7 @@ class RayWorker:
     if not ray.get_gpu_ids():
       # Ray gave this actor no GPU, so it must not use those of the machine.
       tf.config.set_visible_devices([], 'GPU')
+    # Paths in the programs may be relative.
     if os.path.isdir(settings.folder):
       os.chdir(settings.folder)
     check_node(
@@ -209,6 +210,7 @@ class RayWorker:
 
   def flush(self, key: RoundInputs) -> tuple[int, ray_sums.PackedSum]:
     """Returns the running sum's bytes, and the sum; begins an empty one."""
+    # The trainer leaves the sum of all devices on the first.
     with tf.device(self._devices.devices[0]):
       trainer, _ = self._begin_round(key)
       packed = ray_sums.pack([leaf.numpy() for leaf in trainer.flush()])
