@@ -33,6 +33,27 @@ _PROGRAM = """
     sys.stdout.flush()
 """
 
+_IN_BACKGROUND = """
+    import gc, os, signal
+    import psutil
+    import tensorflow as tf
+    import tensorflow_federated as tff
+    from tff_asr.execution import native
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context = native.build_sync_context(trust_network=True)
+    comp = tff.tensorflow.computation(lambda: tf.constant(7))
+    with tff.framework.get_context_stack().install(context):
+      print('background', comp())
+    del context
+    gc.collect()
+    print('workers', len(psutil.Process().children()))
+    os.kill(os.getpid(), signal.SIGINT)
+    print('went on')
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
 def _run_piped(program: str) -> list[str]:
   """The lines of `python -c program | cat`, read to the end of the pipe."""
   command = f'"{sys.executable}" -c "$PROGRAM" 2>/dev/null | cat'
@@ -62,7 +83,9 @@ class EndOfProgramTest(absltest.TestCase):
     self.check_end("raise ValueError('the end')")
 
   def test_interrupted_program_ends_and_leaves_no_worker(self):
-    # Before that, its first worker is stopped after an op that it lacks.
+    # Before that, it does not wait for its worker while it ignores SIGINT, by
+    # which TFF ends workers, as what a script starts with `&` does; and its
+    # next worker is stopped after an op that it lacks.
     lines = self.check_end(textwrap.dedent("""
         from tff_asr import launch
         from tff_asr.text import tokenizer
@@ -87,15 +110,23 @@ class EndOfProgramTest(absltest.TestCase):
           print('child', child.pid, child.name())
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGINT)
-    """))
+    """), first_lines=_IN_BACKGROUND)
+    self.assertEqual(
+        lines[:3], ['background 7', 'workers 0', 'went on'], lines
+    )
     self.assertContainsSubset(['left []', 'again 7'], lines)
     (error,) = [line for line in lines if line.startswith('error')]
     self.assertRegex(error, r"ops only, and found 'SentencepieceOp'; .* PCM .*"
                      'characters if it makes sentence pieces')
 
-  def check_end(self, last_lines: str) -> list[str]:
+  def check_end(self, last_lines: str, first_lines: str = '') -> list[str]:
     """Checks that its workers end with a program; returns what it prints."""
-    lines = _run_piped(textwrap.dedent(_PROGRAM) + last_lines + '\n')
+    lines = _run_piped(
+        textwrap.dedent(first_lines)
+        + textwrap.dedent(_PROGRAM)
+        + last_lines
+        + '\n'
+    )
     self.assertIn('result 7', lines)
     children = [line.split() for line in lines if line.startswith('child')]
     self.assertNotEmpty(children)

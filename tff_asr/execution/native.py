@@ -25,6 +25,7 @@ import contextlib
 import inspect
 import ipaddress
 import re
+import signal
 import socket
 import threading
 from typing import Any
@@ -96,6 +97,7 @@ class _Caller:
     # Registered once, and last, so that it runs before handlers of libraries.
     atexit.unregister(stop)
     atexit.register(stop)
+    _leave_interrupts_to_workers()
     build = tff.backends.native.create_async_local_cpp_execution_context
     self._context = build(
         max_concurrent_computation_calls=max_concurrent_clients or -1
@@ -172,6 +174,17 @@ def _check_reach(trust_network: bool) -> None:
         '(TRUST_NETWORK = True in gin) where no one else can reach this '
         'machine.'
     )
+
+
+def _leave_interrupts_to_workers() -> None:
+  """Lets SIGINT end workers even if this process ignores it."""
+  # A program that a script starts in the background ignores SIGINT, and its
+  # children inherit that. But TFF ends a worker by SIGINT when a context is
+  # dropped, and would wait forever. Workers do not inherit handlers, so this
+  # process replaces SIG_IGN by a handler that does nothing.
+  is_main = threading.current_thread() is threading.main_thread()
+  if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def _explain(error: Exception, comp: tff.Computation) -> None:
