@@ -83,6 +83,7 @@ class Canaries:
     seed = tf.random.fold_in(
         tf.constant(weights_lib.seed_pair(self.seed)), _number(client_id)
     )
+    # A normal vector's direction is uniform on the sphere.
     drawn = tf.random.stateless_normal(shape, tf.random.fold_in(seed, place))
     return drawn * (LAYER_NORM / tf.norm(drawn))
 
@@ -95,6 +96,7 @@ class Canaries:
       client_id: string [], a person's or one of `client_ids`.
       shapes: Fully defined, of the layers.
     """
+    # A function, so that the branches of tf.cond build their own tensors.
     zeros = lambda: [tf.zeros(shape) for shape in shapes]
     return tf.cond(
         is_canary(client_id),
@@ -180,6 +182,7 @@ def only_canaries_contribute(
     # No data: people's clients train on nothing and return zeros.
     return collections.OrderedDict(name=name, elements=elements.take(0))
 
+  # Keeps the structure of the result; its values are those of no data.
   @tff.tensorflow.computation(result_type, np.str_)
   def replace(result, name):
     layers = tf.nest.flatten(result.update)

@@ -82,12 +82,14 @@ def scores(
     float64 [...]: scores, and their means had the canary joined; 0 where all
     layers are zeros.
   """
+  # A layer of zeros divides by 0; its weight is replaced.
   with np.errstate(divide='ignore'):
     weights = np.where(mean_squares > 0, norms / mean_squares, 0.0)
   total = np.sum(inner * weights, axis=-1)
   means = np.broadcast_to(
       np.sqrt(np.sum(norms * weights, axis=-1)), total.shape
   )
+  # The mean is also the deviation, so this has unit variance.
   return np.divide(total, means, where=means > 0, out=total), means
 
 
@@ -144,11 +146,13 @@ def p_value(guesses: CanaryGuesses, *, epsilon: float, delta: float) -> float:
   """
   num_canaries, num_guesses, num_correct = guesses
   fewer = np.arange(1, num_correct + 1)
+  # P[at least v - i right], i = 0 first.
   survival = stats.binom.sf(
       num_correct - 1 - np.append(0, fewer),
       num_guesses,
       special.expit(epsilon),
   )
+  # Delta lets an adversary be right where privacy fails outright.
   excess = np.max((survival[1:] - survival[0]) / fewer, initial=0.0)
   return float(min(1.0, survival[0] + 2 * num_canaries * delta * excess))
 
@@ -227,6 +231,7 @@ def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[CanaryGuesses]:
   order = np.argsort(ratios, kind='stable')
   ins = np.asarray(included, bool)[order]
   found = []
+  # The numbers of guesses are fixed before the coins are looked at.
   k = len(ins) // 2
   while k >= _MIN_GUESSES:
     right = int(ins[-k:].sum())
@@ -257,6 +262,7 @@ def estimate(member_scores: np.ndarray, *, delta: float) -> Estimate:
   # Epsilon grows with the mean, so the mean's interval gives that of epsilon.
   margin = 1.96 * np.std(member_scores, ddof=1) / math.sqrt(len(member_scores))
   at = lambda shift: gaussian_epsilon(max(0.0, shift), delta=delta)
+  # A sum that loses canaries is as telling as one that gains them.
   shift = abs(mean)
   return Estimate(at(shift), at(shift - margin), at(shift + margin), mean)
 

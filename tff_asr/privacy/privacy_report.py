@@ -37,9 +37,11 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
 from tff_asr.privacy import ledger
 
+# At epsilon 10 the odds of a correct guess grow 22,000-fold: it hides little.
 MAX_USEFUL_EPSILON = 10.0
 ASSUMED = 'WER assumed, not measured'
 
+# Three digits, as tables print them; rounding down would promise too much.
 _ROUND_UP = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
 _WIDTH = 80
 _LABEL_WIDTH = 20
@@ -84,6 +86,7 @@ _SAMPLING = {
     ),
 }
 
+# Stopping by results is a release of its own, which no accountant counts.
 _SETTLED = (
     'the number of rounds was settled before the first, by NUM_ROUNDS, '
     'NUM_STEPS or TARGET_EPSILON; epsilon understates the loss if the run was '
@@ -105,6 +108,7 @@ _DROP_OUT = (
     'a device that drops out adds no noise, which the variance of the released '
     'sum reveals: whether it does must not depend on its data'
 )
+# Of rounds in which the server adds the noise.
 _TRUSTED_SERVER = (
     'the server sees the updates before noise is added; the guarantee holds '
     'against those who see only the trained models'
@@ -184,6 +188,7 @@ class PrivacyReport:
   @property
   def is_noised(self) -> bool:
     """Whether every update is clipped and every released sum is noised."""
+    # A group of no rounds has released nothing, so its noise does not matter.
     return self.is_clipped and not any(
         group.count and group.noise_multiplier == 0 for group in self.rounds
     )
@@ -211,8 +216,10 @@ class PrivacyReport:
   @functools.cached_property
   def epsilon(self) -> float:
     """The smallest bound on epsilon; infinite if it is invalid."""
+    # What invalidates a run, such as a known key, undoes all of its noise.
     if self.invalidations:
       return math.inf
+    # Both are upper bounds, so the smaller one also holds.
     bounds = (self.epsilon_rdp, self.epsilon_pld)
     return min(bound for bound in bounds if bound is not None)
 
@@ -229,6 +236,7 @@ class PrivacyReport:
 
   @property
   def private(self) -> bool:
+    # By reasons, not epsilon alone: delta may be too large at any epsilon.
     return not self.reasons
 
   @property
@@ -236,6 +244,7 @@ class PrivacyReport:
     """The guarantee, or why there is none."""
     if self.reasons:
       return f'NOT PRIVATE: {"; ".join(self.reasons)}'
+    # Epsilon 0 would read like a guarantee of a trained model.
     if not self.num_rounds:
       return 'no round is released yet, nothing is spent'
     epsilon = format_epsilon(self.epsilon)
@@ -266,6 +275,7 @@ class PrivacyReport:
         'warnings': _warnings(self.notes),
         'other_units': [other.fields for other in self.other_units],
     }
+    # A plan has no training whose assumptions could be stated.
     if self.details is not None:
       fields |= dataclasses.asdict(self.details)
       fields |= {
@@ -296,6 +306,7 @@ class PrivacyReport:
           _WIDTH,
           initial_indent='  ' + label.ljust(_LABEL_WIDTH),
           subsequent_indent=' ' * (_LABEL_WIDTH + 2),
+          # A path or an option that is cut could not be copied.
           break_long_words=False,
           break_on_hyphens=False,
       )
@@ -311,6 +322,7 @@ class PrivacyReport:
     if not self.is_noised:
       return None, 'without clip and noise there is no bound'
     if self.accountant == 'pld':
+      # Asked for, so an obstacle is an error; otherwise it becomes a row.
       return accounting.epsilon(
           self.rounds, delta=self.delta, accountant='pld'
       ), ''
@@ -345,6 +357,7 @@ def of_ledger(
       inherited=contents.inherited,
       notes=contents.notes,
       details=details,
+      # Without details: these are facts about this run's training only.
       other_units=tuple(
           of_ledger(other, accountant=accountant)
           for other in contents.other_units
@@ -396,6 +409,7 @@ def plan(
         f'two of {", ".join(given)} must be given, the third is found; found '
         f'{", ".join(found) or "none of them"}.'
     )
+  # As `delta_or_default`, before there are rounds.
   if delta is None:
     delta = 0.1 / population
   target = dict(sampling=how, delta=delta, accountant=accountant)
@@ -407,6 +421,7 @@ def plan(
     rounds = calibration.rounds_for_epsilon(
         target_epsilon, noise_multiplier=noise_multiplier, **target
     )
+  # Here, so that the message has the name of the flag.
   checks.non_negative_int(rounds=rounds)
   group = accounting.RoundGroup(
       sampling=how, noise_multiplier=noise_multiplier, count=rounds
@@ -454,8 +469,10 @@ def extrapolate(
       for cohort_size, population in itertools.product(
           cohort_sizes or [group.sampling.cohort_size], populations or [None]
       )
+      # A cohort cannot have more clients than there are.
       if population is None or population >= cohort_size
   ]
+  # An empty table would look like a result.
   if not grown:
     raise ValueError(
         f'no population of {list(populations)} holds a cohort of '
@@ -471,6 +488,7 @@ def to_json(reports: Sequence[PrivacyReport]) -> str:
     reports: One report, or a plan and its extrapolations.
   """
   rows = [report.fields for report in reports]
+  # One report stays an object, as in privacy_report.json.
   return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
 
 
@@ -516,6 +534,7 @@ def delta_or_default(
   """
   if delta is not None:
     return delta
+  # A tenth of the delta at which publishing one client's data is allowed.
   return 0.1 / _population(rounds)
 
 
@@ -568,6 +587,7 @@ def _population(rounds: Iterable[accounting.RoundGroup]) -> int:
   populations = [group.sampling.population for group in rounds]
   if not populations:
     raise ValueError('there are no rounds to account for.')
+  # The largest gives the smallest limit of delta.
   return max(populations)
 
 
@@ -586,6 +606,7 @@ def _warnings(notes: Iterable[ledger.Note]) -> list[str]:
   """What the notes of a ledger mean for a reader, a sentence each."""
   warnings = []
   # Charged rounds before the first note of each kind.
+  # Reversed, so that the first note of a kind replaces later ones.
   before = {note.what: note.rounds_before for note in reversed([*notes])}
   if 'copied' in before:
     warnings.append(
@@ -618,6 +639,7 @@ def _group_fields(group: accounting.RoundGroup) -> dict[str, Any]:
       'sigma_mean': _noise_on_mean(group),
       'rounds': group.count,
   }
+  # Only then does one client move several rounds together.
   if group.sampling.min_sep is not None:
     fields['sensitivity'] = group.sensitivity
   if group.secure_sum is not None:
@@ -632,6 +654,7 @@ def _epsilon_words(report: PrivacyReport) -> str:
     bounds.append(f'{format_epsilon(report.epsilon_rdp)} by RDP')
   if report.epsilon_pld is not None:
     bounds.append(f'{format_epsilon(report.epsilon_pld)} by PLD')
+  # Epsilon needs its delta on the same line, or it means nothing.
   words = f'{", ".join(bounds)} at delta {report.delta:g}'
   if report.invalidations:
     words = f'infinite; {words} if nothing invalidated it'
@@ -676,6 +699,7 @@ def _group_entries(
   drawn = _SAMPLING[sampling.kind].format(
       **dataclasses.asdict(sampling),
       prob=sampling.sampling_prob,
+      # Rounded up: the first of these rounds counts, too.
       most=-(-group.count // (sampling.min_sep or 1)),
       unit=unit,
   )
@@ -731,6 +755,7 @@ def _trust_words(rounds: Iterable[accounting.RoundGroup]) -> str:
   secure = _secure_rounds(rounds)
   if not secure:
     return f'central differential privacy, trusted server: {_TRUSTED_SERVER}'
+  # The widest sums: a reader asks how much the server sees at most.
   bits = max(group.secure_sum.bits for group in secure)
   words = (
       'distributed differential privacy with secure aggregation: each device '
@@ -740,6 +765,7 @@ def _trust_words(rounds: Iterable[accounting.RoundGroup]) -> str:
       'not count. '
       'SIMULATED: here one process has all updates and draws all noise. '
   )
+  # Sampling amplifies privacy only against those who cannot see the cohort.
   if any(group.sampling.kind == 'fixed_size' for group in secure):
     words += (
         'The guarantee holds against those who see only the trained models: '

@@ -95,6 +95,7 @@ def run_tests(
   root = np.linalg.cholesky(covariance)
   whiten = lambda values: linalg.solve_triangular(root, values, lower=True)
   findings = {name: [] for name in ('layers', 'elements', 'rounds', 'sums')}
+  # Sums of layers suffice for the views of all layers together.
   total_size, total_gram, total_product, total_energy = 0, 0.0, 0.0, 0.0
 
   def add(
@@ -136,6 +137,7 @@ def _smallest(findings: Sequence[_Finding]) -> _Finding:
 
 def _two_sided(squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
   """P-values of sums of squares of `counts` standard normals."""
+  # Both tails alone: 1 - cdf would lose small p-values.
   below = stats.chi2.cdf(squares, counts)
   above = stats.chi2.sf(squares, counts)
   return np.minimum(1.0, 2 * np.minimum(below, above))
@@ -185,6 +187,7 @@ def _elements(name: str, residuals: np.ndarray) -> _Finding:
 
 def _rounds(name: str, gram: np.ndarray, size: int) -> _Finding:
   """The highest correlation of two rounds, of their inner products [T, T]."""
+  # Each pair once, no round with itself.
   first, second = np.triu_indices(len(gram), 1)
   norms = np.sqrt(np.diag(gram))
   norms = norms[first] * norms[second]
@@ -218,4 +221,5 @@ def _cosine_p(cosine: float, size: int) -> float:
   shape = (size - 1) / 2
   # Rounding can take the cosine of a repeated round above 1.
   far = max(0.0, (1 - abs(cosine)) / 2)
+  # Two-sided: noise that cancels between rounds is as bad as repeated noise.
   return 2 * special.betainc(shape, shape, far)

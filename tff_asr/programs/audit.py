@@ -35,8 +35,9 @@ from tff_asr.storage import run_dir
 _Result = private_rounds.RoundResult[list[str], cohorts.CohortState]
 
 # Values of canaries' directions that are held at once.
-_VALUES_AT_ONCE = 2**26
-# The fewest canaries that join, and the fewest that are held out.
+_VALUES_AT_ONCE = 2**26  # 256 MiB of float32.
+# The fewest canaries that join, and the fewest that are held out: with fewer, a
+# bound has too few coins to guess.
 _MIN_EACH = 10
 
 
@@ -87,7 +88,6 @@ async def audit(
   results = await training_loop.run(training, observer=observe)
   # It was trained on canaries only.
   os.remove(os.path.join(output_dir, run_dir.MODEL))
-
   # Undone rounds at the end of a run have higher numbers.
   released = _Released(
       [rounds[number] for number in range(1, results['rounds'] + 1)], canaries
@@ -212,6 +212,7 @@ def noise_covariance(
         'correlated noise was restarted, which an audit does not follow. Audit '
         'again in another output_dir.'
     )
+  # One group, so one strategy.
   return rounds[0].strategy.covariance(num_rounds)
 
 
@@ -269,6 +270,7 @@ def _release(
       joined=is_drawn & canaries.included,
       norms=np.array(layer_norms(specs, clipping=clipping, shares=shares)),
       noise_ratio=stddev / clip,
+      # From the mean to the sum, in clips.
       scale=cohort_size / clip,
       layers={name: np.asarray(released[name]) for name in specs},
   )
@@ -298,12 +300,14 @@ class _Released:
           each.layers[name].astype(np.float64).ravel() * each.scale
           for each in self._rounds
       ])
+      # float64 throughout, as sums over millions of elements are tested.
       known = np.zeros_like(released)
       inner = np.zeros(self._joined.shape)
       for canaries, directions in _directions(
           self._canaries, place, tf.TensorShape(first.shape)
       ):
         weights = self._joined[:, canaries] * self._norms[:, place, None]
+        # Products in float32: canaries by elements is the largest array here.
         known += weights.astype(np.float32) @ directions
         inner[:, canaries] = released.astype(np.float32) @ directions.T
       self._inner.append(inner)
@@ -346,6 +350,7 @@ def _directions(
     layer = canaries.direction(client_id, place, shape)
     return tf.reshape(layer / canaries_lib.LAYER_NORM, [-1])
 
+  # At least one, however large the layer is.
   at_once = max(1, _VALUES_AT_ONCE // max(1, shape.num_elements()))
   ids = canaries.client_ids
   for start in range(0, len(ids), at_once):
@@ -372,6 +377,7 @@ def layer_norms(
     clipping: How the clip is divided over layers.
     shares: C_h / C of layers with adaptive clips; others take `clipping`'s.
   """
+  # Of one global clip; layers with a share replace it.
   norms = [1 / math.sqrt(len(specs))] * len(specs)
   for layer in clipping.divide(specs):
     for place in layer.indices:

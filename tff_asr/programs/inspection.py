@@ -15,6 +15,7 @@ from tff_asr.data import summaries
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
 
+# A sample: reading a whole corpus can take hours.
 _MAX_PADDING_CLIENTS = 20
 _CHECKED = 'every shard has its checksum.'
 
@@ -66,6 +67,7 @@ def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
     lines.extend(summaries.remarks(name, summary))
   if is_verified:
     for folder in folders:
+      # The slow part: it reads every byte.
       client_data.verify(folder)
       speakers.read(index.read(folder).corpus)
       lines.append(f'{folder}: {_CHECKED}')
@@ -113,12 +115,14 @@ def padding(
   data = client_data.load(folder)
   if not data.corpus.characters:
     return f'{folder}: no text, so no padding of batches to measure'
+  # Drawn, because clients in order of their ids may be of one source.
   ids = np.random.default_rng(seed).permutation(data.client_ids)
   ids = ids[:_MAX_PADDING_CLIENTS]
   pipeline = pipeline_lib.Pipeline(
       tokenizer=tokenizer_lib.CharTokenizer(data.corpus.characters),
       output_lengths=subsampling.output_lengths_3x,
       max_batch_sec=max_batch_sec,
+      # No utterance may be longer than a batch.
       max_utterance_sec=min(30.0, max_batch_sec),
       max_padding=max_padding,
       read=data.read,

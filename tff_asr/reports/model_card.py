@@ -114,6 +114,7 @@ def _data(run: runs_lib.Run) -> str:
   """Returns the table of the data folders that the run used."""
   cells = [['data', 'use', 'speakers', 'utterances', 'hours']]
   training = _TRAINING[run.unit]
+  # A dev set may be configured and never evaluated.
   is_watched = any(name.startswith('dev_') for name in run.metrics)
   for name, purpose in (training, *([_DEV] if is_watched else [])):
     folder = _literal(run, name)
@@ -127,6 +128,7 @@ def _data(run: runs_lib.Run) -> str:
           f'{summary["num_utterances"]:,}',
           f'{summary["hours"]:.2f}',
       ]
+      # The dev set is public; of training data only what epsilon allows.
       if name == training[0]:
         counts = [
             count if is_public else 'not public'
@@ -164,6 +166,7 @@ def _errors(run: runs_lib.Run) -> str:
     parts.append('No test set: the run was not evaluated (`bin/evaluate.py`).')
     return '\n\n'.join(parts)
   speakers = speakers_lib.by_rate(run)
+  # By speaker: an average over words hides those it fails.
   median = statistics.median(each.rate for each in speakers)
   parts.append(
       f'Test set: WER {100 * run.test_errors.rate:.1f} % on '
@@ -199,6 +202,7 @@ def _exports(
         f'{100 * each.errors.rate:.1f}',
         f'{gap:+.1f}',
     ])
+  # Its error rates are exact, so private speakers in it must be named.
   private = public_data.count_overlap(run.path, client_data.load(data_dir))
   return '\n\n'.join(filter(None, [
       f'Checked on {first.num_utterances:,} utterances '
