@@ -20,6 +20,7 @@ from data_tools import text
 from data_tools import text_files
 from data_tools import utterances
 
+# The published files are .sph; some users convert them.
 _SUFFIXES = ('.sph', '.wav', '.flac')
 _LINE = re.compile(r'(?:<s>)?(?P<text>.*?)(?:</s>)?\s*\((?P<id>[^()]+)\)')
 
@@ -55,9 +56,11 @@ def list_utterances(
   seen = set()
   for file_id in file_ids:
     parts = file_id.split('/')
+    # The folder of a file is its speaker.
     speaker, utterance_id = ['', *parts][-2:]
     stem = os.path.join(source_dir, 'wav', *parts)
     path = _find_audio(stem)
+    # The first reason that applies is reported.
     reason = transcript = None
     if not speaker:
       reason = text_files.UNREADABLE
@@ -87,6 +90,7 @@ def list_utterances(
       listed.append(
           utterances.Utterance(speaker, utterance_id, transcript, path)
       )
+  # Sorted, so that dropped.tsv is the same each time.
   for utterance_id in sorted(texts.keys() - seen):
     detail = f'{list_path} does not list utterance {utterance_id}.'
     problems.append(

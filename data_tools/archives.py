@@ -100,9 +100,11 @@ class Scratch:
     folder = os.path.join(self._folder, os.path.basename(archive))
     if os.path.exists(folder):
       return folder
+    # A folder without this ending is complete, and used again.
     partial = f'{folder}.partial'
     shutil.rmtree(partial, ignore_errors=True)
     try:
+      # As a stream: seeking back in a compressed file reads it again.
       with tarfile.open(archive, 'r|*', tarinfo=_Member) as tar:
         tar.extractall(partial, filter=_filter(os.path.getsize(archive)))
     except (tarfile.TarError, EOFError, OSError) as e:
@@ -140,6 +142,7 @@ def _filter(
       raise tarfile.ReadError(
           f'it holds more than {_MAX_GROWTH} times the bytes of the archive'
       )
+    # Makes absolute names relative, and refuses those that lead out.
     return tarfile.data_filter(member, folder)
 
   return check
@@ -155,6 +158,7 @@ def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
       )
     return [source]
   names = [name for name in os.listdir(source) if name.endswith(_SUFFIXES)]
+  # Unpacking takes long, so others are not opened if a name fits.
   named = [name for name in names if is_named(name)]
   return [os.path.join(source, name) for name in sorted(named or names)]
 

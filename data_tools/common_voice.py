@@ -116,6 +116,7 @@ def list_utterances(
   if letters is None:
     letters = text.letters_of(_sentences(source_dir), language=language)
   clips_dir = os.path.join(source_dir, 'clips')
+  # Listed once: asking for each of a million clips takes minutes.
   clips = frozenset(os.listdir(clips_dir) if os.path.isdir(clips_dir) else ())
   listed: list[utterances.Utterance] = []
   seen = set()
@@ -156,12 +157,14 @@ def _normalizer(
         text.normalize_common_voice, dashes=dashes, language=language
     )
   checks.one_of(('unidecode',), transliteration=transliteration)
+  # A run must not claim the published recipe with another rule.
   if dashes != 'drop':
     raise ValueError(
         'transliteration unidecode is the published recipe, which drops dashes;'
         ' add --dashes=drop.'
     )
   try:
+    # By name, so that no import of a GPL package stands in the code.
     unidecode = importlib.import_module('unidecode')
   except ImportError as error:
     raise ValueError(
@@ -228,6 +231,7 @@ def _holds(folder: str, split: str, language: str) -> bool:
   path = os.path.join(folder, f'{split}.tsv')
   if not os.path.isfile(path):
     return False
+  # Two lines only: a table may have millions.
   lines = (line.split('\t') for _, line in text_files.read_lines(path))
   header, first = next(lines, []), next(lines, [])
   return dict(zip(header, first)).get('locale') in (None, '', language)
@@ -241,6 +245,7 @@ def _is_named(archive: str, split: str, language: str) -> bool:
 
 def _sentences(source_dir: str) -> list[str]:
   """The sentences of all splits that exist."""
+  # All splits, so that each has the same letters.
   present = (f'{name}.tsv' for name in _SPLITS)
   paths = [os.path.join(source_dir, name) for name in present]
   return [

@@ -208,8 +208,10 @@ def convert(
         f'attributes names {", ".join(attributes)}, but with iid a speaker has'
         " other speakers' utterances: leave one of them away."
     )
+  # Next to the output, where there is room for the corpus.
   scratch = archives.Scratch(os.path.join(output_dir, '.unpacked'))
   with scratch:
+    # All are listed before anything is written: errors come early.
     parts: dict[str, _Part] = {}
     for split in splits:
       members = [split]
@@ -315,7 +317,9 @@ def _write_parts(
     except shards.EmptySplitError as e:
       empty.append(e)
       continue
+    # Of the written folder, also if it was there already.
     own = shards.read_fingerprints(folder)
+    # A recording in two parts is trained and evaluated on.
     shared = {o: int(np.isin(own, each).sum()) for o, each in known.items()}
     if any(shared.values()):
       written[name]['shared'] = {o: n for o, n in shared.items() if n}
@@ -430,6 +434,7 @@ def _list(
     scratch: archives.Scratch,
 ) -> utterances_lib.Listing:
   """Utterances, problems and attributes of splits together."""
+  # Members of one split may lie in different archives.
   listings = []
   for name in splits:
     folder = scratch.find(
@@ -489,6 +494,7 @@ def _deal(
   speakers = {u.client_id for u in listing.utterances}
   parts = speaker_splits.partition(speakers, spec=partition, seed=seed)
   for number, (part, members) in enumerate(parts.items()):
+    # A set: a part may have tens of thousands of speakers.
     chosen = frozenset(members)
     # A problem of no listed speaker is reported with the first part.
     yield part, utterances_lib.Listing(
@@ -533,6 +539,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
       if not value
   ])
   checks.output_folders(output_dir=_OUTPUT_DIR.value)
+  # A corpus may have a limit of its own.
   max_utterance_sec = _MAX_UTTERANCE_SEC.value
   if max_utterance_sec is None:
     max_utterance_sec = corpus.max_utterance_sec
@@ -560,6 +567,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
       print(remark)
   if corpus.convert_transcripts is not None:
     print('\n'.join(_hints(_OUTPUT_DIR.value, written)))
+  # At the end: what could be used is written in any case.
   num_dropped = sum(sum(s['dropped'].values()) for s in written.values())
   total = num_dropped + sum(s['num_utterances'] for s in written.values())
   if num_dropped > rounding.whole(_MAX_DROPPED.value * total):

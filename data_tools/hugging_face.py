@@ -34,6 +34,7 @@ class ArrowClip(utterances.Clip):
     """See base class."""
     name = f'{self.path}, row {self.row}'
     try:
+      # Only this row is read: the file is mapped into memory.
       value = _open(self.path).column(self.column)[self.row].as_py()
       data = value['bytes']
     except (ValueError, IndexError, KeyError, TypeError) as e:
@@ -68,7 +69,9 @@ def tables(folder: str) -> Iterator[tuple[str, Any]]:
   path = os.path.join(folder, 'state.json')
   try:
     state = files.parse_json(files.read(path))
+    # In the order of the dataset, which need not be that of names.
     names = [str(each['filename']) for each in state['_data_files']]
+    # Rows of the files would not be those of the dataset.
     if state.get('_indices_files') or state.get('_indices_data_files'):
       raise ValueError('it selects rows; save it after flatten_indices()')
     if not names or any(os.path.basename(name) != name for name in names):
@@ -124,6 +127,7 @@ def _open(path: str) -> Any:
     with files.open_plain(path):  # No pipe, which would block.
       pass
     table = pyarrow.ipc.open_stream(pyarrow.memory_map(path)).read_all()
+    # Full: pyarrow crashes on offsets that lead out of a damaged file.
     table.validate(full=True)
   except (pyarrow.ArrowException, OSError, ValueError) as e:
     cause = ' '.join(str(e).split())[:200]

@@ -53,6 +53,7 @@ def list_utterances(
     folders.sort()
     relative = os.path.relpath(folder, split_dir)
     speaker = relative.split(os.sep)[0]
+    # Chapters may have hundreds of files.
     present = frozenset(names)
     if relative == '.':
       continue
@@ -66,6 +67,7 @@ def list_utterances(
             utterances.Utterance(
                 client_id=speaker,
                 utterance_id=utterance_id,
+                # Pre-training needs no transcripts.
                 transcript=None,
                 audio=os.path.join(folder, name),
                 cutting=utterances.Cutting(

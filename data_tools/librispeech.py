@@ -1,4 +1,4 @@
-"""LibriSpeech (https://www.openslr.org/12), or a corpus of its layout, to shards.
+"""LibriSpeech (https://www.openslr.org/12), or one of its layout, to shards.
 
     python -m data_tools.librispeech --source_dir=LibriSpeech \\
         --output_dir=data/librispeech --splits=train-clean-100,dev-clean \\
@@ -92,6 +92,7 @@ def _list_chapter(
       for utterance_id, spoken in _read_lines(path):
         if utterance_id in texts:
           reason = 'occurs twice'
+        # An id begins with its speaker.
         elif utterance_id.split('-')[0] != speaker:
           reason = f'is not of speaker {speaker}'
         else:
@@ -99,6 +100,7 @@ def _list_chapter(
           continue
         detail = f'{path}: utterance {utterance_id} {reason}.'
         refuse(utterance_id, reason.replace(f' {speaker}', ''), detail)
+    # By exclusion: any format that libsndfile reads is audio.
     elif not name.startswith('.') and not name.endswith('.txt'):
       stem = os.path.splitext(name)[0]
       if stem in audio_names:
@@ -164,6 +166,7 @@ def _read_lines(path: str) -> Sequence[tuple[str, str]]:
 
 CORPUS = conversion.Corpus(
     name='LibriSpeech',
+    # Shared with Libri-Light: both have readers of LibriVox.
     namespace='LibriVox',
     list_utterances=list_utterances,
     holds_split=lambda folder, split: os.path.isdir(

@@ -145,6 +145,7 @@ def list_utterances(
   )
   listed, row_names, speakers = [], [], []
   for row_name, row in rows:
+    # An unreadable line has no values, and becomes a problem.
     row = row or {}
     speaker = _word(row.get('speaker'))
     try:
@@ -162,6 +163,7 @@ def list_utterances(
   _check_channels(listed, path=path)
   others = {} if others is None else others
   for utterance in listed:
+    # Also across manifests: a call may be listed once for each speaker.
     others.setdefault(_recording(utterance.audio), []).append(
         (utterance.client_id, utterance.audio)
     )
@@ -217,6 +219,7 @@ def _leave_out_shared(
         if speaker != utterance.client_id
         and (share := _shared_part(clip, other)) > 0
     }
+    # The speaker with whom it overlaps most.
     other = max(shares, key=shares.get, default=None)
     if other is None or shares[other] < _MAX_SHARED:
       num_overlaps += other is not None
@@ -272,6 +275,7 @@ def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
   """Warns of speakers who may be one person, written in two ways."""
   spellings = collections.defaultdict(list)
   for speaker in sorted(speakers):
+    # Composed and decomposed letters look the same.
     plain = unicodedata.normalize('NFKC', speaker.casefold())
     spellings[' '.join(plain.split())].append(speaker)
   alike = [names for names in spellings.values() if len(names) > 1]
@@ -358,6 +362,7 @@ def _normalise_transcript(
   transcript, changes = text.normalize_common_voice(
       utterance.transcript, letters=letters, language=language
   )
+  # Without letters lost, an empty one is reported when it is encoded.
   if transcript or text.LOST_LETTERS not in changes:
     return dataclasses.replace(
         utterance, transcript=transcript, changes=changes
@@ -421,6 +426,7 @@ def _locate(path: str, *, root: str, real: Callable[[str], str]) -> str:
       found = os.path.realpath(found)
   except (OSError, ValueError) as e:
     raise _Unusable('has an unusable path') from e
+  # A manifest from elsewhere must not name /etc/passwd, nor through a link.
   if os.path.commonpath([found, root]) != root:
     raise ValueError(
         f'{path[:40]!r} lies outside of {root}; set --source_dir to a folder'
@@ -431,6 +437,7 @@ def _locate(path: str, *, root: str, real: Callable[[str], str]) -> str:
 
 def _word(value: object) -> str:
   """An identifier or attribute as text, or ''."""
+  # JSON may have ids as numbers; True is an int in Python.
   is_one = isinstance(value, (str, int)) and not isinstance(value, bool)
   return str(value).strip() if is_one else ''
 
@@ -441,6 +448,7 @@ def _seconds(row: Mapping[str, object], name: str) -> float | None:
   if value is None or value == '':
     return None
   seconds = _number(value)
+  # NaN fails both comparisons.
   if not 0 <= seconds < math.inf or (name == 'duration' and not seconds):
     raise _Unusable(f'has an unusable {name}')
   return seconds
@@ -571,6 +579,7 @@ def _lhotse_rows(place: str, cut: Mapping[str, object]) -> Iterator[Row]:
     yield place, {'refused': 'has no transcript'}
     return
   try:
+    # Several sources would have to be mixed.
     (source,) = recording['sources']
     if source['type'] != 'file':
       raise _Unusable(f'has audio of the kind {str(source["type"])[:20]!r}')
@@ -648,6 +657,7 @@ def _kaldi_rows(folder: str) -> Iterator[Row]:
         name: _SIDES.get(value.split()[-1])
         for name, value in read('reco2file_and_channel').items()
     }
+  # A file with several recordings holds the sides of a call.
   uses = collections.Counter(recordings.values())
   segments = {name: name for name in recordings}
   if os.path.exists(os.path.join(folder, 'segments')):
@@ -698,6 +708,7 @@ def _default_partition(num_speakers: int) -> str:
         ' needed to deal them into train, dev and test; name the splits, as'
         ' --manifest=train=a.tsv,dev=b.tsv.'
     )
+  # At least one speaker to evaluate on.
   share = max(1, num_speakers // 10)
   return f'train=rest,dev={share},test={share}'
 

@@ -50,6 +50,7 @@ def encode(
     max_utterance_sec: See `utterances.encode`.
   """
   if num_workers is None:
+    # Cores that this process may use, as in a container.
     num_workers = len(os.sched_getaffinity(0))
   run = functools.partial(
       _encode_task, encoding=encoding, max_utterance_sec=max_utterance_sec
@@ -64,6 +65,7 @@ def encode(
   pool = _start_pool(num_workers)
   try:
     while True:
+      # Bounds the results that wait for the writer.
       ahead = _TASKS_PER_WORKER * num_workers - len(pending)
       pending.extend(itertools.islice(tasks, ahead))
       if not pending:
@@ -82,6 +84,7 @@ def encode(
         pool = _start_pool(num_workers)
       yield from outcomes
   finally:
+    # Tasks that have not begun need not run after an error.
     pool.shutdown(cancel_futures=True)
 
 

@@ -40,6 +40,7 @@ class PartialSplit:
     parent, name = os.path.split(output_dir)
     self.output_dir = output_dir
     self.folder = os.path.join(parent, f'.{name}.partial')
+    # Recordings may be private.
     os.makedirs(self.folder, mode=0o700, exist_ok=True)
     os.chmod(self.folder, 0o700)  # Also of one that was left behind.
     self._journal = open(os.path.join(self.folder, JOURNAL_FILE), 'a+b')
@@ -51,6 +52,7 @@ class PartialSplit:
     # As JSON gives it back.
     identity = json.loads(json.dumps(identity))
     self.entries, num_bytes = self._read(identity)
+    # What follows the last whole entry was not finished.
     self._journal.truncate(num_bytes)
     self._delete_unfinished()
     if not num_bytes:
@@ -69,6 +71,7 @@ class PartialSplit:
     """Makes files (names in `folder`) and then their entry durable."""
     for name in files:
       files_lib.sync(os.path.join(self.folder, name))
+    # Makes the names durable, too.
     files_lib.sync(self.folder)
     self._append(entry)
     self.entries.append(dict(entry))
@@ -78,6 +81,7 @@ class PartialSplit:
     self._journal.close()
     for name in os.listdir(self.folder):
       files_lib.sync(os.path.join(self.folder, name))
+    # A folder that is not empty cannot be replaced in one step.
     replaced = f'{self.folder}.replaced'
     if os.path.isdir(self.output_dir) and os.listdir(self.output_dir):
       shutil.rmtree(replaced, ignore_errors=True)

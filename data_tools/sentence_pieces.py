@@ -89,6 +89,7 @@ def train(
   }
   finished = subprocess.run(
       [sys.executable, '-c', _TRAIN],
+      # The new interpreter must find this package.
       env=os.environ | {'PYTHONPATH': _ROOT},
       input=json.dumps(job).encode(),
       stdout=subprocess.PIPE,
@@ -100,6 +101,7 @@ def train(
         f'--vocab_size={vocab_size} does not go with the text: '
         f'{result["error"]}'
     )
+  # Rounded: the text of the gin file is what identifies the pieces.
   return {piece: round(score, _DIGITS) for piece, score in result['pieces']}
 
 

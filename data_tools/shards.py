@@ -38,6 +38,7 @@ from tff_asr.data import summaries
 Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
 
+# TFRecord: a length of 8 bytes, and two checksums of 4.
 _RECORD_OVERHEAD_BYTES = 16
 _FINGERPRINTS_FILE = 'fingerprints.npy'
 
@@ -171,6 +172,7 @@ def _order(
   ordered, refused = [], []
   for utterance in sorted(utterances, key=key):
     reason = ''
+    # Sorted, so equal ids are neighbours.
     if ordered and key(utterance) == key(ordered[-1]):
       reason = 'occurs twice'
     elif not utterance.client_id or not utterance.client_id.isprintable():
@@ -235,6 +237,7 @@ def _read_existing(
     strict: bool,
 ) -> summaries.Summary | None:
   """The summary of an identical corpus in `output_dir`; None to write it."""
+  # lexists: a dangling link is a file that is in the way.
   if not os.path.lexists(output_dir):
     return None
   if not os.path.isdir(output_dir):
@@ -300,6 +303,7 @@ def _write_shards(
           encoding=encoding,
           max_utterance_sec=max_utterance_sec,
       ),
+      # `.train.partial` is shown as `train`.
       desc=os.path.basename(partial.folder)[1 : -len('.partial')],
       initial=num_done,
       total=len(ordered),
@@ -314,6 +318,7 @@ def _write_shards(
         _refuse(shard.problems)
       num_done += 1
       is_last = num_done == len(ordered)
+      # A client is never divided: a round opens one shard a client.
       is_full = shard.num_bytes >= max_shard_bytes
       if is_last or (
           is_full and ordered[num_done].client_id != utterance.client_id
@@ -389,6 +394,7 @@ class _ShardFile:
       self, utterance: Utterance, record: utterances_lib.Encoded
   ) -> None:
     """Writes one record."""
+    # With the first record: a shard of which all is left out has no file.
     if self._writer is None:
       self._writer = tf.io.TFRecordWriter(self._path)
     if not self._clients or self._clients[-1][0] != utterance.client_id:
@@ -491,6 +497,7 @@ def _write_index(
     lines = ['client_id\tutterance_id\treason\tdetail']
     lines.extend(
         '\t'.join(' '.join(field.split()) for field in problem)
+        # Sorted: equal input gives equal files.
         for problem in sorted(problems)
     )
     path = os.path.join(partial.folder, summaries.DROPPED_FILE)
@@ -555,6 +562,7 @@ def _count_copies(
     the same samples at most; speakers: how many have a recording that another
     speaker has, too.
   """
+  # All silent recordings are equal, and no copies.
   is_sound = fingerprints != utterances_lib.SILENCE
   _, groups, counts = np.unique(
       fingerprints[is_sound], return_inverse=True, return_counts=True

@@ -54,6 +54,7 @@ def partition(
   free = dict.fromkeys(
       sorted(
           speakers,
+          # By hash: the order does not depend on the other speakers.
           key=lambda s: (hashlib.sha256(f'{seed}:{s}'.encode()).digest(), s),
       )
   )
@@ -71,6 +72,7 @@ def partition(
         f'partition {spec!r} asks for {_speakers(sum(counts.values()))}'
         f' ({wanted}), but there are {len(free)}; ask for fewer.'
     )
+  # One iterator for all parts, so that they share no speaker.
   order = iter(free)
   for name, count in counts.items():
     parts[name] = list(itertools.islice(order, count))
@@ -104,6 +106,7 @@ def repartition(
   for utterance in utterances:
     name = f'{utterance.client_id}/{utterance.utterance_id}'
     digest = hashlib.sha256(f'{seed}:{name}'.encode()).digest()
+    # 128 bits, so that the remainder is uniform.
     number = int.from_bytes(digest[:16], 'big') % len(speakers)
     dealt.append(
         dataclasses.replace(
@@ -138,6 +141,7 @@ def _parse(spec: str) -> Mapping[str, str]:
 def _count(size: str, num_speakers: int) -> int:
   """'24' or '2.5%' of a number of speakers, rounded down."""
   if size.endswith('%'):
+    # Exact: in floating point 29 % of 100 are 28.99.
     return int(num_speakers * fractions.Fraction(size[:-1]) / 100)
   return int(size)
 

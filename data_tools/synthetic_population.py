@@ -28,6 +28,7 @@ from tff_asr.data import summaries
 
 PARTS = ('public', 'private', 'dev', 'test')
 _SPLITS = {'public': 'train', 'private': 'train', 'dev': 'dev', 'test': 'test'}
+# Raised when the same seed gives other speech.
 _GENERATOR_VERSION = 1
 
 
@@ -80,6 +81,7 @@ def generate(
           },
           # No other speaker has these ids.
           namespace=f'generated population, seed {seed}',
+          # Generated speech has no reason to be left out.
           strict=True,
           num_workers=num_workers,
       )

@@ -135,6 +135,7 @@ class Espeak:
     def collect(samples, num_samples, unused_events) -> int:
       if samples and num_samples:
         self._chunks.append(
+            # The library uses its buffer again after the callback.
             np.ctypeslib.as_array(samples, (num_samples,)).copy()
         )
       return 0
@@ -151,6 +152,7 @@ class Espeak:
   def close(self) -> None:
     """Unloads the library and its state; call nothing else afterwards."""
     self._library.espeak_Terminate()
+    # ctypes has no way to unload a library.
     _ctypes.dlclose(self._library._handle)  # pylint: disable=protected-access
 
   def speak(
@@ -164,6 +166,7 @@ class Espeak:
     library.espeak_SetParameter(_RATE, rate, 0)
     library.espeak_SetParameter(_PITCH, pitch, 0)
     library.espeak_ng_SetRandSeed(ctypes.c_long(_BREATH_SEED))
+    # C strings end with a zero byte.
     data = text.encode() + b'\0'
     self._chunks.clear()
     status = library.espeak_Synth(
@@ -177,6 +180,7 @@ class Espeak:
 
 def split_of(sentence: str) -> str:
   """Returns the split that a sentence belongs to."""
+  # An eighth each to dev and test.
   digit = hashlib.sha256(sentence.encode()).digest()[0] % 8
   return {0: 'dev', 1: 'test'}.get(digit, 'train')
 
@@ -194,6 +198,7 @@ def draw_sentences(
 
   taste = {}
   for kind, options in _OPTIONS.items():
+    # Log-normal: a few options are much more frequent than others.
     weights = np.cumsum(np.exp(rng.normal(size=len(options))))
     taste[kind] = (weights / weights[-1]).tolist()
 

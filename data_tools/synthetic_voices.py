@@ -94,6 +94,7 @@ def speak(speaker: Speaker, number: int) -> np.ndarray:
   return _speak_all(speaker)[number]
 
 
+# A speaker's utterances are asked for one after another.
 @functools.lru_cache(maxsize=1)
 def _speak_all(speaker: Speaker) -> list[np.ndarray]:
   """All sentences of a speaker, each int16 [N] at 16 kHz."""
@@ -121,6 +122,7 @@ class _Engine:
     os.makedirs(variants)
     for name in _DATA:
       source = os.path.join(espeakng_loader.get_data_path(), name)
+      # Links, because the data are large.
       os.symlink(source, os.path.join(data_dir, name))
     self._data_dir = data_dir
     self._variant = os.path.join(variants, _VARIANT)
@@ -147,6 +149,7 @@ def _draw_variant(rng: np.random.Generator) -> str:
   """The text of a variant file."""
   # The length of the vocal tract scales all formants alike.
   length = rng.uniform(88, 116)
+  # In Hz: from low male to high female voices.
   pitch = rng.uniform(70, 210)
   lines = [
       'language variant',
@@ -190,5 +193,6 @@ def _record(
   snr_db = speaker.snr_db + rng.uniform(-3, 3)
   mixed = synthetic_speech.scale_rms(speech, 10 ** (level_db / 20))
   mixed += synthetic_speech.scale_rms(noise, 10 ** ((level_db - snr_db) / 20))
+  # Leaves loud samples below full scale.
   mixed *= min(1.0, 0.95 / np.max(np.abs(mixed)))
   return np.rint(mixed * 32767).astype(np.int16)

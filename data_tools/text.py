@@ -88,6 +88,7 @@ def normalize_english(text: str, *, name: str) -> str:
   Raises:
     TranscriptError: Naming the first character outside the tokens.
   """
+  # Composed first: a letter and its accent must be one character.
   text = unicodedata.normalize('NFC', text).lower().translate(_REPLACED)
   text = ' '.join(text.split())
   for character in text:
@@ -211,6 +212,7 @@ def letters_of(texts: Sequence[str], *, language: str = '') -> str:
       for character in lower(text, language=language)
       if unicodedata.category(character)[0] in 'LM'
   }
+  # Some apostrophes are letters in Unicode (category Lm).
   return ''.join(sorted(letters - set(_APOSTROPHES)))
 
 
@@ -231,6 +233,7 @@ def _is_punctuation(character: str) -> bool:
 def _transliterate(character: str, letters: str, changes: set[str]) -> str:
   """Transliterates a character into the letters; or '' and the reason."""
   if unicodedata.category(character)[0] in 'LM':
+    # May be several letters, as 'ss'.
     latin = anyascii.anyascii(character).lower()
     if latin and all(c in letters for c in latin):
       changes.add(TRANSLITERATED)

@@ -38,8 +38,10 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
   try:
     with files.open_plain(path) as file:
       stream = gzip.GzipFile(fileobj=file) if path.endswith('.gz') else file
+      # utf-8-sig drops the byte order mark that spreadsheets write.
       lines = io.TextIOWrapper(stream, encoding='utf-8-sig', newline='')
       number = 0
+      # One more shows that a line is too long.
       while line := lines.readline(_MAX_LINE + 1):
         number += 1
         left -= len(line)
@@ -168,6 +170,7 @@ def _split(
   """The fields of a line; None if they are not `count`, where that is known."""
   plain = [_unquote(field) for field in line.split(delimiter)]
   try:
+    # Strict: raises where a quotation mark does not quote.
     (quoted,) = csv.reader([line], delimiter=delimiter, strict=True)
   except (csv.Error, ValueError):
     quoted = None
