@@ -121,6 +121,20 @@ class WhisperLogMelTest(parameterized.TestCase):
         )
         np.testing.assert_array_equal(row[length:], 0)
 
+  def test_the_clamp_is_below_the_loudest_frame_of_the_utterance(self):
+    # Silence, which is clamped, then noise that grows up to the end: the
+    # loudest window is one that straddles it, and is no frame.
+    growing = _noise(790, loudness=8000.0)[::-1]
+    waveform = np.concatenate([np.zeros(800, np.int16), growing])
+    features = _features(waveform)
+    self.assertAlmostEqual(np.ptp(features), 2, places=5)
+    padded = np.pad(waveform, [0, 500])
+    batch, lengths = whisper_log_mel.whisper_log_mel(
+        tf.constant(padded[np.newaxis]), tf.constant([len(waveform)])
+    )
+    np.testing.assert_array_equal(lengths, [9])
+    np.testing.assert_allclose(batch[0, :9], features, rtol=0, atol=1e-5)
+
   def test_digital_silence_is_finite(self):
     # log10 of the floor is -10: (-10 + 4) / 4.
     np.testing.assert_allclose(_features(np.zeros(800, np.int16)), -1.5)

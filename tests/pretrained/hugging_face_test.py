@@ -18,6 +18,7 @@ import tensorflow as tf
 from tests import cases
 from tff_asr.features import waveform as waveform_lib
 from tff_asr.features import whisper_log_mel
+from tff_asr.models import weights as weights_lib
 from tff_asr.pretrained import hugging_face
 from tools.pretrained_parity import cases as parity_cases
 from tools.pretrained_parity import random_folders
@@ -66,6 +67,39 @@ class ParityTest(_TestCase):
       np.testing.assert_allclose(
           found[key], value, rtol=1e-4, atol=1e-5, err_msg=key
       )
+
+  @parameterized.named_parameters(*_MODELS)
+  def test_xla_and_tflite_give_the_same(self, name):
+    # Of one utterance, whose length is not known when the graph is made.
+    model = hugging_face.load(self.write(name))
+    weights = weights_lib.to_tensors(model.weights)
+    (utterance, *_) = parity_cases.utterances(random_folders.TINY[name])
+    inputs = tf.constant(utterance[np.newaxis])
+
+    def encode(inputs):
+      lengths = tf.shape(inputs)[1:2]
+      return model.encoder.apply(weights, inputs, lengths, None)[0]
+
+    expected = encode(inputs)
+    graph = tf.function(
+        encode,
+        input_signature=[tf.TensorSpec([1, None, *inputs.shape[2:]])],
+        autograph=False,
+    ).get_concrete_function()
+    lite = tf.lite.Interpreter(
+        # Of its own ops alone.
+        model_content=tf.lite.TFLiteConverter.from_concrete_functions(
+            [graph]
+        ).convert()
+    )
+    index = lite.get_input_details()[0]['index']
+    lite.resize_tensor_input(index, inputs.shape)
+    lite.allocate_tensors()
+    lite.set_tensor(index, inputs)
+    lite.invoke()
+    by_lite = lite.get_tensor(lite.get_output_details()[0]['index'])
+    for found in (by_lite, tf.function(encode, jit_compile=True)(inputs)):
+      np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
   def test_front_ends_are_those_of_transformers(self):
     waveforms = tf.constant(parity_cases.waveform()[np.newaxis])
