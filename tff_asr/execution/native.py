@@ -28,6 +28,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from typing import Any
 
 import psutil
@@ -37,6 +38,7 @@ from tff_asr import checks
 from tff_asr.execution import intrinsics
 
 _WORKER = 'worker_binary'
+_END_TIMEOUT_SEC = 10.0
 _UNKNOWN_OP = re.compile(
     r"(?:Op type not registered|No OpKernel was registered to support Op) "
     r"'([^']+)'"
@@ -76,11 +78,24 @@ def build_async_context(
 def stop() -> None:
   """Ends every worker of this process; build a new context to continue."""
   # Only the children of this process: others have workers, too.
-  for child in psutil.Process().children():
+  workers = list(filter(_is_worker, psutil.Process().children()))
+  for worker in workers:
     with contextlib.suppress(psutil.NoSuchProcess):
-      if child.name() == _WORKER:
-        # Killed, as it has nothing to save. TFF, which started it, reaps it.
-        child.kill()
+      # Killed, as it has nothing to save.
+      worker.kill()
+  # TFF, which started them, reaps them: `psutil.wait_procs` would be in its
+  # way.
+  deadline = time.monotonic() + _END_TIMEOUT_SEC
+  while any(map(_is_worker, workers)) and time.monotonic() < deadline:
+    time.sleep(0.01)
+
+
+def _is_worker(child: psutil.Process) -> bool:
+  """Whether this is a worker that runs."""
+  try:
+    return child.name() == _WORKER and child.status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
 
 
 class _Caller:
