@@ -86,8 +86,8 @@ class HubTest(cases.TestCase):
     self.enterContext(mock.patch.dict(sys.modules, {'huggingface_hub': None}))
     with self.assertRaisesRegex(
         ValueError,
-        'openai/whisper-small is on the .*requirements-hub.txt`, or fetch '
-        'config.json .*safetensors of openai/whisper-small to a folder',
+        'openai/whisper-small is on the .*requirements-hub.txt`, or fetch its '
+        'config.json, .*safetensors into a folder',
     ) as caught:
       sources.load('openai/whisper-small')
     self.assertNotIn('\n', str(caught.exception))
@@ -120,7 +120,7 @@ class HubTest(cases.TestCase):
   def test_a_failed_download_is_one_line(self, error):
     self.hub(mock.Mock(side_effect=error))
     with self.assertRaisesRegex(
-        ValueError, 'openai/x could not be downloaded: .* fetch config.json'
+        ValueError, 'openai/x could not be downloaded: .* fetch its'
     ) as caught:
       sources.load('openai/x')
     self.assertNotIn('\n', str(caught.exception))

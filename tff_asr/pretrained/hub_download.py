@@ -33,8 +33,8 @@ def download(repository: str, *, revision: Optional[str] = None) -> str:
     ValueError: The package is not installed, or the download fails.
   """
   by_hand = (
-      f'or fetch {" and ".join(_PATTERNS[:2])}, README.md and the safetensors '
-      f'of {repository} to a folder and name that'
+      'or fetch its config.json, preprocessor_config.json, README.md and '
+      'safetensors into a folder and name that'
   )
   try:
     import huggingface_hub  # pylint: disable=g-import-not-at-top
@@ -46,8 +46,8 @@ def download(repository: str, *, revision: Optional[str] = None) -> str:
     return huggingface_hub.snapshot_download(
         repository, revision=revision, allow_patterns=list(_PATTERNS)
     )
-  # HTTP errors are OSErrors, those of names ValueErrors; a missing cache
-  # without a network is both or neither, depending on the version.
+  # HTTP errors are OSErrors, those of names ValueErrors; others depend on the
+  # version.
   except (OSError, ValueError, RuntimeError) as e:
     reason = ' '.join(str(e).split())
     raise ValueError(

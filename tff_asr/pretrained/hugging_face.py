@@ -34,10 +34,13 @@ PREPROCESSOR = 'preprocessor_config.json'
 
 Settings = dict[str, int | str | bool | tuple[int, ...]]
 Rule = tensor_rules.Rule
+_Value = None | bool | int | float | str | list
 
 _PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl')
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 _NORM_EPSILON = 1e-5  # That of `models.layers`.
+# Far above any model's; blocks are counted up to this before tensors are.
+_MAX_SIZE = 2**16
 _SAMPLE_RATE_HZ = 16000
 _POSITION_SEC = 0.02
 # The kernel of the positions is one tensor, or a direction and a norm for each
@@ -138,13 +141,13 @@ class _Config:
     self._values = values
 
   def size(self, name: str) -> int:
-    """A positive integer."""
-    return self._get(name, _is_size, 'a positive integer')
+    """A size."""
+    return self._get(name, _is_size, f'an integer from 1 to {_MAX_SIZE}')
 
   def sizes(self, name: str) -> tuple[int, ...]:
-    """A list of positive integers."""
+    """Several sizes."""
     is_list = lambda v: isinstance(v, list) and v and all(map(_is_size, v))
-    return tuple(self._get(name, is_list, 'a list of positive integers'))
+    return tuple(self._get(name, is_list, f'integers from 1 to {_MAX_SIZE}'))
 
   def flag(self, name: str, default: bool) -> bool:
     """A truth value; older files lack those of newer options."""
@@ -161,7 +164,9 @@ class _Config:
     if name in self._values:
       self._get(name, lambda v: v in values, f'one of {values}')
 
-  def _get(self, name: str, is_good: Callable[..., bool], wanted: str):
+  def _get(
+      self, name: str, is_good: Callable[[_Value], bool], wanted: str
+  ) -> _Value:
     value = self._values.get(name)
     if not is_good(value):
       raise ValueError(
@@ -305,7 +310,8 @@ def _damaged(path: str, error: Exception) -> ValueError:
 
 def _is_size(value: object) -> bool:
   # A bool is an int in Python.
-  return isinstance(value, int) and not isinstance(value, bool) and value > 0
+  is_int = isinstance(value, int) and not isinstance(value, bool)
+  return is_int and 0 < value <= _MAX_SIZE
 
 
 def _normalizes(folder: str) -> bool:

@@ -9,13 +9,12 @@ their names, so that a folder is the same everywhere.
 from collections.abc import Mapping
 import json
 import os
-from typing import Any
 import zlib
 
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-Config = dict[str, Any]
+Config = dict[str, int | float | bool | str | list[int]]
 Shapes = dict[str, tuple[int, ...]]
 
 # Where the weight norm of the positions is stored, by age of PyTorch.
