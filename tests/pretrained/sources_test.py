@@ -1,5 +1,6 @@
 """Tests of tff_asr.pretrained.sources and .hub_download."""
 
+import fnmatch
 import os
 import pathlib
 import sys
@@ -103,9 +104,13 @@ class HubTest(cases.TestCase):
 
     def download(repository, *, revision, allow_patterns):
       calls.append((repository, revision))
-      # Nothing that PyTorch pickles.
-      self.assertNotIn('*.bin', allow_patterns)
-      self.assertNotIn('pytorch_model.bin', allow_patterns)
+      fetched = lambda file: any(
+          fnmatch.fnmatch(file, pattern) for pattern in allow_patterns
+      )
+      self.assertTrue(fetched('model-00001-of-00002.safetensors'))
+      # Nothing that PyTorch pickles, and no second copy in another type.
+      self.assertFalse(fetched('pytorch_model.bin'))
+      self.assertFalse(fetched('model.fp32-00001-of-00002.safetensors'))
       return folder
 
     self.hub(download)

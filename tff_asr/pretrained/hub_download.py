@@ -13,7 +13,8 @@ _PATTERNS = (
     'config.json',
     'preprocessor_config.json',
     'README.md',
-    'model*.safetensors',
+    'model.safetensors',
+    'model-*.safetensors',
     'model.safetensors.index.json',
     'model.bin',
 )
