@@ -78,7 +78,7 @@ for axes, noise_multiplier in zip(panels, (8, 4, 2)):
   with_anna = np.sort(sums(1, noise_multiplier=noise_multiplier))
   thresholds = np.quantile(np.concatenate([without, with_anna]), wrong)
   above = lambda values: 1 - np.searchsorted(values, thresholds) / NUM_SUMS
-  axes.fill_between(wrong, highest, 1, color='0.8', label='nobody can')
+  axes.fill_between(wrong, highest, 1, color='0.8', label='impossible')
   axes.plot(above(without), above(with_anna), label='these guesses')
   axes.plot([0, 1], [0, 1], 'k:', label='a coin')
   axes.set(

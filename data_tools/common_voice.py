@@ -188,14 +188,14 @@ def _speaker_attributes(
       if rows and column in rows[0]
   }
 
-  def said():
+  def stated():
     for row in rows:
       yield row['client_id'], {
           name: _OLDER_WORDS.get(row[column], row[column])
           for name, column in columns.items()
       }
 
-  return utterances.gather_attributes(list(columns), said())
+  return utterances.gather_attributes(list(columns), stated())
 
 
 def _read_tsv(

@@ -458,9 +458,9 @@ def join(
   for listing in listings:
     utterances += listing.utterances
     problems.update(dict.fromkeys(listing.problems))
-    for attribute, said in listing.attributes.items():
+    for attribute, by_client in listing.attributes.items():
       joined = attributes.setdefault(attribute, {})
-      for client_id, values in said.items():
+      for client_id, values in by_client.items():
         joined[client_id] = joined.get(client_id, frozenset()) | values
   return utterances_lib.Listing(utterances, list(problems), attributes)
 

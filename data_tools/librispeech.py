@@ -62,12 +62,12 @@ def list_utterances(
         f' (SPEAKER/CHAPTER/*{_TRANSCRIPT_SUFFIX}); check --source_dir.'
     )
   path = os.path.join(source_dir, _SPEAKERS_FILE)
-  said = {}
+  genders = {}
   if os.path.isfile(path):
-    said = utterances.gather_attributes(
+    genders = utterances.gather_attributes(
         ['gender'], _read_speakers(path, problems=problems)
     )
-  return utterances.Listing(listed, problems, said)
+  return utterances.Listing(listed, problems, genders)
 
 
 def _list_chapter(

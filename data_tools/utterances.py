@@ -179,15 +179,15 @@ def gather_attributes(
     rows: Clients, and values by attribute; an empty one says nothing. Tabs,
       line ends and other control characters become spaces, runs of them one.
   """
-  said = {name: collections.defaultdict(frozenset) for name in names}
+  stated = {name: collections.defaultdict(frozenset) for name in names}
   for client_id, values in rows:
     for name in names:
       characters = values.get(name, '')
       printable = (c if c.isprintable() else ' ' for c in characters)
       value = ' '.join(''.join(printable).split())
       if value:
-        said[name][client_id] |= {value}
-  return {name: dict(by_client) for name, by_client in said.items()}
+        stated[name][client_id] |= {value}
+  return {name: dict(by_client) for name, by_client in stated.items()}
 
 
 def encode(
@@ -347,7 +347,7 @@ def _pieces(
   )
   left = len(waveform) - sum(end - start for start, end in bounds)
   if left:
-    kind = 'seconds without voice were left away'
+    kind = 'seconds without voice were left out'
     changes[kind] += left / audio.SAMPLE_RATE_HZ
   return [
       (f'-{i:04d}', waveform[start:end])

@@ -183,11 +183,11 @@ def update_difference(
 
 
 def say(**figures: Any) -> None:
-  """Prints figures for `heard`."""
+  """Prints figures for `read_figures`."""
   print(_MARK + json.dumps(figures), flush=True)
 
 
-def heard(output: str) -> list[dict[str, Any]]:
+def read_figures(output: str) -> list[dict[str, Any]]:
   """Figures that `say` put into a program's standard output, in order."""
   return [
       json.loads(line[len(_MARK) :])

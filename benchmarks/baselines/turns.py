@@ -147,7 +147,7 @@ def take(
         timeout=timeout_sec,
     )
   total_sec = time.monotonic() - started
-  figures = job_lib.heard(done.stdout)
+  figures = job_lib.read_figures(done.stdout)
   if done.returncode or not figures:
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
     raise RuntimeError(

@@ -47,7 +47,7 @@ class JobTest(cases.TestCase):
         'INFO: Round 1\nBASELINE {"seconds": 1.5}\n'
         'BASELINES\nBASELINE {"seconds": 2}'
     )
-    self.assertEqual(job_lib.heard(said), [{'seconds': 1.5}, {'seconds': 2}])
+    self.assertEqual(job_lib.read_figures(said), [{'seconds': 1.5}, {'seconds': 2}])
 
 
 class CheckTest(parameterized.TestCase):

@@ -95,13 +95,10 @@ class SchemaTest(parameterized.TestCase):
       self.parse('pcm', [record], 2)
 
   @parameterized.named_parameters(
-      ('client_id', dict(client_id=''), 'client_id'),
-      ('utterance_id', dict(utterance_id=''), 'utterance_id'),
       ('dtype', dict(waveform=np.ones(3, np.float32)), 'waveform.*float32'),
       ('rank', dict(waveform=np.ones([3, 1], np.int16)), r'waveform.*\[3, 1\]'),
       ('empty', dict(waveform=np.ones(0, np.int16)), r'waveform.*\[0\]'),
       ('encoding', dict(encoding='mp3'), "encoding.*'mp3'"),
-      ('num_samples', dict(num_samples=0), 'num_samples'),
   )
   def test_bad_arguments_are_named(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -65,7 +65,7 @@ class LibriLightTest(cases.TestCase):
         summary['changed'],
         {
             'files without voice activity were cut at equal lengths': 1,
-            'seconds without voice were left away': 1.25,
+            'seconds without voice were left out': 1.25,
         },
     )
     self.assertEqual(summary['dropped'], {'has no voice': 1})

@@ -32,7 +32,7 @@ def _dataset(dtype=tf.float32):
   )
 
 
-class LayoutTest(parameterized.TestCase):
+class TypeFlattenerTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('dict', dict(a=[1.0, 2.0], b=3)),
@@ -44,23 +44,23 @@ class LayoutTest(parameterized.TestCase):
       ('arrays', dict(a=np.float32([1, 2]), b=np.int32(3))),
   )
   def test_flattens_in_the_order_of_the_type_and_packs(self, value):
-    layout = values.TypeFlattener(_PAIR)
-    leaves = layout.flatten(value)
+    flattener = values.TypeFlattener(_PAIR)
+    leaves = flattener.flatten(value)
     np.testing.assert_array_equal(leaves[0], [1, 2])
     self.assertEqual(int(leaves[1]), 3)
     self.assertEqual(
-        [leaf.dtype for leaf in leaves], [spec.dtype for spec in layout.specs]
+        [leaf.dtype for leaf in leaves], [spec.dtype for spec in flattener.specs]
     )
-    packed = layout.pack(leaves)
+    packed = flattener.pack(leaves)
     self.assertIsInstance(packed, collections.OrderedDict)
     self.assertEqual(list(packed), ['a', 'b'])
     self.assertEqual(packed['b'], 3)
     self.assertIsInstance(packed['b'], np.int32)
 
   def test_a_dataset_is_one_variant_and_comes_back(self):
-    layout = values.TypeFlattener(tff.FederatedType(_EXAMPLES, tff.SERVER))
-    self.assertEqual(layout.specs, (tf.TensorSpec([], tf.variant),))
-    (element,) = layout.pack(layout.flatten(_dataset()))
+    flattener = values.TypeFlattener(tff.FederatedType(_EXAMPLES, tff.SERVER))
+    self.assertEqual(flattener.specs, (tf.TensorSpec([], tf.variant),))
+    (element,) = flattener.pack(flattener.flatten(_dataset()))
     np.testing.assert_array_equal(element['a'], [1, 1])
 
   @parameterized.named_parameters(
@@ -83,8 +83,8 @@ class LayoutTest(parameterized.TestCase):
       ('none_of_open_shape', tff.TensorType(np.float32, [None, 3]), []),
   )
   def test_a_list_of_elements_is_a_dataset(self, element_type, elements):
-    layout = values.TypeFlattener(tff.SequenceType(element_type))
-    dataset = layout.pack(layout.flatten(elements))
+    flattener = values.TypeFlattener(tff.SequenceType(element_type))
+    dataset = flattener.pack(flattener.flatten(elements))
     self.assertIsInstance(dataset, tf.data.Dataset)
     found = list(dataset.as_numpy_iterator())
     self.assertLen(found, len(elements))

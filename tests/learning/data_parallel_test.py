@@ -45,15 +45,6 @@ class DataParallelSumTest(parameterized.TestCase):
     self.assertEqual(
         total(tf.constant(0.0), _BATCHES).numpy(), b'(((1 8) (2 16)) 4)'
     )
-    # A device that is named twice gets two batches in turn.
-    twice = _build(
-        lambda _, batch: tf.strings.as_string(batch[0], precision=0),
-        [devices[0], devices[0], devices[1]],
-        merge=lambda one, other: tf.strings.join(['(', one, ' ', other, ')']),
-    )
-    self.assertEqual(
-        twice(tf.constant(0.0), _BATCHES).numpy(), b'((((1 2) 8) 16) 4)'
-    )
 
   def test_devices_compute_at_the_same_time(self):
     # Each waits until the other one computes, too.

@@ -444,8 +444,7 @@ class DpSgdTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(batch_size=0), 'batch_size'),
       (dict(seed=-1), 'seed'),
-      (dict(devices=()), 'devices'),
-      (dict(frozen=('nothing',)), 'frozen names nothing'),
+      (dict(frozen=('nothing',)), "'nothing' is found in none"),
       (dict(frozen=tuple(_TINY.specs)), 'nothing is left to train'),
       (dict(gradients='by_step'), 'gradients'),
       (dict(gradients='by_batch'), "'by_batch' cannot be clipped"),

@@ -88,24 +88,21 @@ def _without_guarantee(
 
   state_type = add_query_state.type_signature.result
 
-  @tff.tensorflow.computation(state_type)
-  def inner_state_of(state):
-    return state.inner
-
-  @tff.tensorflow.computation(state_type, state_type.inner)
-  def next_state(state, inner_state):
+  @tff.tensorflow.computation(
+      state_type,
+      state_type.inner,
+      inner.next.type_signature.result.measurements.member,
+  )
+  def close_round(state, inner_state, measurements):
     query_state = state.query_state
     query_state = query_state._replace(counter=query_state.counter + 1)
-    return state._replace(query_state=query_state, inner=inner_state)
-
-  @tff.tensorflow.computation(
-      inner.next.type_signature.result.measurements.member
-  )
-  def mark_not_private(measurements):
     if not isinstance(measurements, dict):
       measurements = collections.OrderedDict(measurements=measurements)
-    return collections.OrderedDict(
-        dp_query_metrics=collections.OrderedDict(), not_private=measurements
+    return (
+        state._replace(query_state=query_state, inner=inner_state),
+        collections.OrderedDict(
+            dp_query_metrics=collections.OrderedDict(), not_private=measurements
+        ),
     )
 
   @tff.tensorflow.computation(value_type.member)
@@ -126,12 +123,12 @@ def _without_guarantee(
     # Client computation.
     equal_weights = tff.federated_map(weigh, value)
     # Inner aggregation.
-    inner_state = tff.federated_map(inner_state_of, state)
-    output = inner.next(inner_state, value, equal_weights)
+    output = inner.next(state.inner, value, equal_weights)
     # Server computation.
-    new_state = tff.federated_map(next_state, (state, output.state))
+    new_state, measurements = tff.federated_map(
+        close_round, (state, output.state, output.measurements)
+    )
     # Output preparation.
-    measurements = tff.federated_map(mark_not_private, output.measurements)
     return tff.templates.MeasuredProcessOutput(
         new_state, output.result, measurements
     )

@@ -139,19 +139,18 @@ def read(
   """
   if name is None:
     name = 'audio' if isinstance(source, bytes) else os.fspath(source)
-  with _open(source, name=name, is_part=start_sec is not None) as file:
-    part = functools.partial(
-        _decode,
-        name=name,
-        start_sec=start_sec,
-        duration_sec=duration_sec,
-        max_sec=max_sec,
-    )
-    try:
-      decoded = part(file)
-    except soundfile.SoundFileError as e:
-      decoded = _decode_otherwise(source, name=name, error=e, part=part)
-  samples, rate_hz, kind = decoded
+  samples, rate_hz, kind = _decode_source(
+      source,
+      name=name,
+      is_part=start_sec is not None,
+      decode=functools.partial(
+          _decode,
+          name=name,
+          start_sec=start_sec,
+          duration_sec=duration_sec,
+          max_sec=max_sec,
+      ),
+  )
   # Checked after decoding: only then is the rate known for all formats.
   if sample_rate_hz not in (None, rate_hz):
     raise AudioError(
@@ -167,6 +166,25 @@ def read(
   if conversions is not None:
     conversions.update(steps)
   return waveform
+
+
+_Decoded = tuple[np.ndarray, int, str]
+_Decode = Callable[[BinaryIO | str], _Decoded]
+
+
+def _decode_source(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    name: str,
+    is_part: bool,
+    decode: _Decode,
+) -> _Decoded:
+  """Decodes a source by its content, or else by its suffix or by ffmpeg."""
+  with _open(source, name=name, is_part=is_part) as file:
+    try:
+      return decode(file)
+    except soundfile.SoundFileError as e:
+      return _decode_otherwise(source, name=name, error=e, part=decode)
 
 
 def _take_channels(
@@ -225,7 +243,7 @@ def _decode(
     start_sec: float | None,
     duration_sec: float | None,
     max_sec: float,
-) -> tuple[np.ndarray, int, str]:
+) -> _Decoded:
   """Decodes a file, open or by its path, with libsndfile.
 
   Returns:

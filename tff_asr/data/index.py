@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import schema
 
@@ -135,13 +134,10 @@ def write(
       control character or occurs twice, a client has no utterances or a shard
       that does not exist, or the clients' records are not all records once.
   """
-  checks.one_of(schema.ENCODINGS, encoding=encoding)
   # Examples are drawn by number in this order, so it must not depend on the
   # order in which a corpus was converted.
   clients = _sorted(clients)
   offsets = np.asarray(offsets, _OFFSET_DTYPE)
-  if np.any(offsets < 0):
-    raise ValueError('offsets must not be negative.')
   _check_clients(clients, num_records=len(offsets), num_shards=len(shards))
   contents = {
       CLIENTS_FILE: _to_tsv(clients),

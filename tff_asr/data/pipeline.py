@@ -219,22 +219,7 @@ class Pipeline:
       seed: As in `training_batches`.
       num_epochs: As in `training_batches`; None: 2^31 - 1 chunks.
     """
-    # Without examples, the padding row alone is batched.
-    padding_row = tf.data.Dataset.from_tensors(
-        tf.nest.map_structure(
-            lambda spec: tf.zeros(
-                [size or 0 for size in spec.shape], spec.dtype
-            ),
-            examples.element_spec,
-        )
-    )
-    everything = examples.concatenate(padding_row)
-    if records.OFFSET in examples.element_spec:
-      # Record locations are scalars: they need no padding, and so no limit.
-      everything = everything.batch(_ALL_ROWS)
-    else:
-      everything = everything.padded_batch(_MOST_PADDED_ROWS)
-    rows = everything.with_options(_options()).get_single_element()
+    rows = _all_rows(examples)
     count = tf.shape(rows[schema.CLIENT_ID])[0] - 1
     per_epoch = -(-count * self.repeats // self.chunk_size)
     if num_epochs is None:
@@ -361,16 +346,7 @@ class Pipeline:
     # Three seeds, so that a run without SpecAugment has the same order of
     # batches and the same dropout.
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
-    # A placeholder is padded to some frames even if its utterance has fewer.
-    if FEATURES in chunk:
-      lengths = chunk['length']
-      num_samples = log_mel.samples_of_frames(lengths)
-      paddings = [[0, 0], [0, buckets_lib.PLACEHOLDER_FRAMES], [0, 0]]
-      inputs = tf.pad(chunk[FEATURES], paddings)
-    else:
-      num_samples = chunk['length']
-      lengths = log_mel.num_frames(num_samples)
-      inputs = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
+    lengths, num_samples, inputs = _padded_inputs(chunk)
     labels, label_lengths = self._labels(chunk['transcript'])
     is_usable = self._is_usable(lengths, labels, label_lengths)
     # Evaluation decodes utterances whatever their labels, so only those without
@@ -618,6 +594,42 @@ class PackedChunk(NamedTuple):
 def num_batches(chunk: PackedChunk) -> tf.Tensor:
   """Number of batches of a chunk, int32 []."""
   return tf.shape(chunk.bounds)[0]
+
+
+def _all_rows(examples: tf.data.Dataset) -> dict[str, tf.Tensor]:
+  """All examples as one batch, and a padding row after them."""
+  # Without examples, the padding row alone is batched.
+  padding_row = tf.data.Dataset.from_tensors(
+      tf.nest.map_structure(
+          lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype),
+          examples.element_spec,
+      )
+  )
+  everything = examples.concatenate(padding_row)
+  if records.OFFSET in examples.element_spec:
+    # Record locations are scalars: they need no padding, and so no limit.
+    everything = everything.batch(_ALL_ROWS)
+  else:
+    everything = everything.padded_batch(_MOST_PADDED_ROWS)
+  return everything.with_options(_options()).get_single_element()
+
+
+def _padded_inputs(
+    chunk: dict[str, tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Lengths in frames and in samples, and the features or waveforms."""
+  # A placeholder is padded to some frames even if its utterance has fewer.
+  if FEATURES in chunk:
+    lengths = chunk['length']
+    paddings = [[0, 0], [0, buckets_lib.PLACEHOLDER_FRAMES], [0, 0]]
+    return (
+        lengths,
+        log_mel.samples_of_frames(lengths),
+        tf.pad(chunk[FEATURES], paddings),
+    )
+  num_samples = chunk['length']
+  inputs = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
+  return log_mel.num_frames(num_samples), num_samples, inputs
 
 
 def _batch_alone(chunk, number, batch: Batch) -> Batch:

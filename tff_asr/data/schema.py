@@ -68,14 +68,7 @@ def serialize(
     transcript: Its text.
     audio: The bytes that `audio.encode` returns.
     num_samples: The length of its waveform, at least 1.
-
-  Raises:
-    ValueError: If an id is empty or `num_samples` is not positive.
   """
-  for name, value in (('client_id', client_id), ('utterance_id', utterance_id)):
-    if not value:
-      raise ValueError(f'{name} must not be empty.')
-  checks.positive_int(num_samples=num_samples)
   example = tf.train.Example(
       features=tf.train.Features(
           feature={

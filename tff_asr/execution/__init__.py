@@ -16,7 +16,7 @@
     client_trainer.ClientTrainer         client_trainer.ClientTrainer
       |   trains clients on a process's devices into one sum
       |                                    |
-    reduction.add_devices                ray_sums.add
+    reduction.sum_over_devices           ray_sums.add
 
 `native` is TFF's own C++ runtime, which shares none of this.
 """

@@ -78,6 +78,7 @@ class ClientPrograms(NamedTuple):
     """Bytes of the leaves that are not exact and have a static shape."""
     if self.merge_ordered is None:
       return 0
+    # The inputs are the leaves of two accumulators; the first half is one.
     specs = self.merge_ordered.graphs[0].specs
     return sum(
         spec.dtype.size * (spec.shape.num_elements() or 0)
@@ -162,6 +163,8 @@ def compile_computation(
   # TFF raises errors of many types for what its compiler does not support.
   except Exception as error:
     signature = comp.type_signature.compact_representation()
+    # An error is one line: TFF's own has several, and types of large models
+    # fill pages.
     reason = ' '.join(str(error).split())
     message = (
         f'The computation of type {signature[:200]} cannot run in this '
@@ -362,6 +365,8 @@ def _without_exact(
     merge: graph.Graph, is_exact: Sequence[bool]
 ) -> graph.Program | None:
   """Returns the merge of the leaves that are not exact."""
+  # Exact leaves need none: each thread adds to variables, and the totals are
+  # added eagerly (`reduction`).
   if all(is_exact):
     return None
   return graph.Program((

@@ -116,7 +116,7 @@ class _LoadedServerProgram:
     # the program is loaded. So such a program is loaded for each call.
     self._run = program.run.load() if program.argument.specs else None
 
-  def run(self, arg: Any) -> Any:
+  def run(self, arg: object) -> Any:
     """Returns the result."""
     run = self._run or self.program.run.load()
     return self.program.result.pack(run(*self.program.argument.flatten(arg)))
@@ -202,7 +202,7 @@ class Runner(abc.ABC, Generic[_Clients]):
     """
 
   def invoke(
-      self, comp: tff.Computation, arg: Any, *, stop: threading.Event
+      self, comp: tff.Computation, arg: object, *, stop: threading.Event
   ) -> Any:
     """Returns the result of `comp(arg)`; `stop` ends it between clients."""
     loaded = self._cache.get(comp)
@@ -222,7 +222,7 @@ class Runner(abc.ABC, Generic[_Clients]):
   def _invoke_over_clients(
       self,
       loaded: _LoadedFederatedProgram[_Clients],
-      arg: Any,
+      arg: object,
       stop: threading.Event,
   ) -> Any:
     """Runs a computation over clients."""
@@ -307,7 +307,7 @@ class SyncContext(tff.framework.SyncContext):
   def __init__(self, runner: Runner):
     self.runner = runner
 
-  def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+  def invoke(self, comp: tff.Computation, arg: object) -> Any:
     return self.runner.invoke(comp, arg, stop=threading.Event())
 
 
@@ -317,7 +317,7 @@ class AsyncContext(tff.framework.AsyncContext):
   def __init__(self, runner: Runner):
     self.runner = runner
 
-  async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+  async def invoke(self, comp: tff.Computation, arg: object) -> Any:
     if inspect.isawaitable(arg):
       arg = await arg
     stop = threading.Event()

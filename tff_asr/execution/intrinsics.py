@@ -2,6 +2,7 @@
 
 import tensorflow_federated as tff
 
+# These work without clients; all other federated intrinsics need some.
 _AT_SERVER = frozenset([
     'federated_apply',
     'federated_eval_at_server',
@@ -53,6 +54,7 @@ def check_clients(comp: tff.Computation) -> None:
   assumes zero clients, and returns the initial value of the aggregation.
   """
   parameter = comp.type_signature.parameter
+  # Values that are equal at all clients do not tell how many there are.
   if parameter is not None and tff.types.contains(parameter, is_one_per_client):
     return
   if any(

@@ -106,6 +106,7 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
     )
+    # The trainer returns its sum on this device, so `finish` needs no copy.
     super().__init__(settings, server_device=self._device_set.devices[0])
 
   @property

@@ -62,6 +62,7 @@ class TypeFlattener:
     Raises:
       TypeError: a leaf or a container does not fit the type; names it.
     """
+    # TFF passes None where there is no argument.
     if not self.specs:
       return []
     return [_to_leaf(*leaf) for leaf in iter_leaves(value, self._type, name)]
@@ -214,28 +215,24 @@ def _to_dataset(
 ) -> tf.data.Dataset:
   """Returns a dataset of the elements' flat components."""
   element_type = TypeFlattener(type_spec.element)
-
-  def flatten(index: int) -> tuple[tf.Tensor, ...]:
-    leaves = iter(
-        element_type.flatten(elements[index], name=f'{name}[{index}]')
-    )
-    # In the order of a dataset's components, which sort the keys of a dict.
-    return tuple(tf.nest.flatten(
-        tff.types.structure_from_tensor_type_tree(
-            lambda _: next(leaves), type_spec.element
-        )
-    ))
-
-  def shapes(components: tuple[tf.Tensor, ...]) -> list[tf.TensorShape]:
-    return [component.shape for component in components]
-
   # Only the CPU has kernels for datasets.
   with tf.device('/device:CPU:0'):
+    # Packed and flattened again: a dataset's components have the order of
+    # tf.nest, which sorts the keys of a dict.
+    components = [
+        [
+            tf.convert_to_tensor(leaf)
+            for leaf in tf.nest.flatten(element_type.pack(
+                element_type.flatten(element, name=f'{name}[{index}]')
+            ))
+        ]
+        for index, element in enumerate(elements)
+    ]
     # A group has elements of one shape: full batches, then a smaller last one.
     groups = [
         tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*group))))
         for _, group in itertools.groupby(
-            map(flatten, range(len(elements))), key=shapes
+            components, key=lambda leaves: [leaf.shape for leaf in leaves]
         )
     ]
     if not groups:  # No elements: an empty dataset of the right specs.

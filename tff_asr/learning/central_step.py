@@ -57,8 +57,8 @@ class CentralStep:
       optimizer: Steps along the gradient of a batch's mean loss.
       seed: Seed of initial weights.
       max_grad_norm: A gradient is clipped to this global norm.
-      devices: They share a step; see `find_devices`. None: TensorFlow's default
-        device takes whole batches.
+      devices: They share a step; each once, such as ['GPU:0', 'GPU:1']. None:
+        TensorFlow's default device takes whole batches.
       encoder_rate: Factor of the encoder's steps, relative to the head's.
       encoder_frozen_steps: Number of first steps in which the encoder is
         frozen. Then its gradients are computed, and its optimizer and schedule
@@ -69,7 +69,7 @@ class CentralStep:
         of a batch: pad them to `buckets.LengthBuckets`. It rounds differently.
 
     Raises:
-      ValueError: An argument is out of range, or as `find_devices`.
+      ValueError: An argument is out of range, or this machine lacks a device.
     """
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
@@ -85,7 +85,9 @@ class CentralStep:
     self._optimizer = optimizer
     self._seed = weights_lib.seed_pair(seed)
     self._max_grad_norm = max_grad_norm
-    self._devices = None if devices is None else find_devices(devices)
+    self._devices = None
+    if devices is not None:
+      self._devices = devices_lib.logical_devices(devices)
     self._jit_compile = jit_compile
     self._encoder = encoder
     self._encoder_frozen_steps = encoder_frozen_steps
@@ -202,20 +204,6 @@ class CentralStep:
         (name, live.get(name)) for name in weights
     )
     return self._optimizer.next(optimizer_state, weights, gradients)
-
-
-def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
-  """The devices' full names.
-
-  Args:
-    devices: Such as ['GPU:0', 'GPU:1']; one may be named several times.
-
-  Raises:
-    ValueError: The list is empty, or this machine lacks a device.
-  """
-  if isinstance(devices, str) or not devices:
-    return devices_lib.logical_devices(devices)  # Raises.
-  return tuple(devices_lib.logical_devices([device])[0] for device in devices)
 
 
 def _divide(

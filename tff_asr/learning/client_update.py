@@ -25,6 +25,7 @@ The type, with empty S:
 import collections
 from collections.abc import Callable, Collection
 import dataclasses
+import functools
 from typing import Any, Optional, Protocol
 
 import tensorflow as tf
@@ -207,8 +208,18 @@ def _build_train(
   """The graph function from weights, seed and examples to a client's result."""
   num_steps = local.num_steps
   optimizer = local.build_optimizer(local.learning_rate)
-  take_step = _build_step(model, optimizer, local, frozen)
+  take_step = functools.partial(
+      step,
+      model,
+      optimizer,
+      max_grad_norm=local.max_grad_norm,
+      proximal_weight=local.proximal_weight,
+      frozen=frozen,
+  )
   buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
+  if local.jit_compile:
+    # Only the step: XLA cannot compile the reading of records.
+    take_step = tf.function(take_step, autograph=False, jit_compile=True)
   live_specs = weights_lib.tensor_specs(
       weights_lib.without(frozen, model.specs)
   )
@@ -248,7 +259,7 @@ def _build_train(
             optimizer_state,
             weights,
             drop_strings(pipeline.pad_to_bucket(batch)),
-            initial,
+            anchor=initial,
         )
         # Padding rows do not count as utterances that were left out.
         totals = _add_batch(totals, batch, loss_sum)
@@ -264,33 +275,6 @@ def _build_train(
     )
 
   return train
-
-
-def _build_step(
-    model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
-    local: LocalTraining,
-    frozen: Collection[str],
-) -> Callable[..., tuple[Any, weights_lib.Weights, tf.Tensor]]:
-  """`step` with the settings of local training."""
-
-  def take_step(optimizer_state, weights, batch, anchor):
-    return step(
-        model,
-        optimizer,
-        optimizer_state,
-        weights,
-        batch,
-        max_grad_norm=local.max_grad_norm,
-        proximal_weight=local.proximal_weight,
-        anchor=anchor,
-        frozen=frozen,
-    )
-
-  if not local.jit_compile:
-    return take_step
-  # Only the step: XLA cannot compile the reading of records.
-  return tf.function(take_step, autograph=False, jit_compile=True)
 
 
 @tf.autograph.experimental.do_not_convert

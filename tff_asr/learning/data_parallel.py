@@ -58,8 +58,7 @@ class DataParallelSum(Generic[_Shared, _Batch, _Sum]):
         could differ, or a resumed run could be traced otherwise and round
         otherwise.
       batch_spec: Tensor specs of a batch.
-      devices: Names. A device that is named twice gets two batches in turn.
-        None: TensorFlow's default device.
+      devices: Names, each once. None: TensorFlow's default device.
     """
     self._compute = tf.function(
         compute, input_signature=[shared_spec, batch_spec], autograph=False

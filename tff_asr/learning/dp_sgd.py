@@ -35,6 +35,7 @@ from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import data_parallel
+from tff_asr.learning import layer_freeze
 from tff_asr.learning import process
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
@@ -80,9 +81,9 @@ class DpSgd:
       seed: Seed of initial weights, masks and dropout (not of noise).
       build_query: Builds, from the specs of the trained weights, the query that
         clips and noises; None for public data.
-      frozen: Names of weights that stay as they are.
-      devices: Logical devices that share a batch. Each holds the weights and a
-        sum.
+      frozen: Layers that are not trained; see `layer_freeze.match`.
+      devices: Logical devices that share a batch, at least one. Each holds the
+        weights and a sum.
       gradients: One of `GRADIENTS`; 'by_batch' for public data only.
       buckets: By example, each is padded to the first boundary that holds it.
         None: each is computed in its own length.
@@ -90,29 +91,20 @@ class DpSgd:
         boundary. It rounds differently.
 
     Raises:
-      ValueError: An argument is out of range, a name is unknown, all weights
-        are frozen, gradients by batch are to be clipped, or the query is for
-        clients.
+      ValueError: An argument is out of range, frozen names no layer or all of
+        them, gradients by batch are to be clipped, or the query is for clients.
     """
     check_gradients(gradients, is_private=build_query is not None)
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     # Gradients by batch are not compiled, so they need no buckets.
     buckets_lib.check_jit(jit_compile and gradients == 'by_example', buckets)
-    if not devices:
-      raise ValueError('devices must name at least one device, found none.')
-    unknown = sorted(set(frozen) - model.specs.keys())
-    if unknown:
-      raise ValueError(f'frozen names {unknown[0]}, which the model lacks.')
-    live = weights_lib.without(frozen, model.specs)
-    if not live:
-      raise ValueError('frozen names all weights: nothing is left to train.')
     self._model = model
     self._optimizer = optimizer
-    self._live_specs = weights_lib.tensor_specs(live)
-    self._seed = weights_lib.seed_pair(seed)
     # Sorted, because the names are part of the state and of its identity.
-    self._frozen = tuple(sorted(frozen))
+    self._frozen = layer_freeze.match(frozen, model.specs)
+    self._live_specs = weights_lib.tensor_specs(self._live(model.specs))
+    self._seed = weights_lib.seed_pair(seed)
     self._is_private = build_query is not None
     # Public data: a plain sum, without clip and noise.
     self._query = tfp.NoPrivacySumQuery()

@@ -20,6 +20,7 @@ import numpy as np
 
 from tff_asr import checks
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import clipping
 
 ORDERS = ('lowest', 'highest', 'random')
 
@@ -110,18 +111,9 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
     raise ValueError(f'frozen must be a list of names, found {patterns!r}.')
   found = set()
   for pattern in patterns:
-    try:
-      matched = [name for name in names if re.fullmatch(pattern, name)]
-    except re.error as error:
-      raise ValueError(
-          f'frozen: {pattern!r} is not a regular expression ({error}).'
-      ) from None
-    if not matched:
-      raise ValueError(
-          f'frozen: {pattern!r} matches no layer; they are '
-          f'{", ".join(sorted(names))}.'
-      )
-    found.update(matched)
+    found.update(clipping.matching(
+        pattern, sorted(names), argument='frozen', match=re.fullmatch
+    ))
   # Without a trained layer there is no update to clip or to noise.
   if len(found) == len(names):
     raise ValueError('frozen names all layers: nothing is left to train.')

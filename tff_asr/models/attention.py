@@ -140,6 +140,7 @@ def _project(
   """Returns queries, keys and values of each head, [B, H, S, D / H]."""
   batch_size, size, _ = tf.unstack(tf.shape(inputs))
   head_dim = inputs.shape[-1] // num_heads
+  # One product for all three, which is faster than three smaller ones.
   qkv = layers.linear(inputs, weights['wqkv'], weights.get('bqkv'))
   qkv = tf.reshape(qkv, [batch_size, size, 3, num_heads, head_dim])
   return tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))

@@ -102,6 +102,7 @@ class BestRqModel:
             features, is_hidden, split[:, 1], noise_stddev=self.noise_stddev
         ),
         feature_lengths=feature_lengths,
+        # Of the features before noise replaces some of them.
         labels=self.quantizer.labels(features, feature_lengths),
         # All of its frames: a label of a visible frame would be easy to
         # predict.
@@ -198,6 +199,7 @@ def build(
   # Rounded, because 0.4 / 0.01 need not be 40 in floating point.
   span_frames = round(span_sec / log_mel.FRAME_SHIFT_SEC)
   num_stacked = quantizer.num_stacked
+  # A label is masked only if all of its frames are: a shorter span masks none.
   if span_frames < num_stacked:
     raise ValueError(
         f'span_sec {span_sec} is shorter than the {num_stacked} frames of a '

@@ -85,6 +85,7 @@ def build(
         'dim must be divisible by num_heads and num_groups, found dim '
         f'{dim}, num_heads {num_heads} and num_groups {num_groups}.'
     )
+  # An even kernel has no frame at its centre.
   if kernel_size % 2 == 0:
     raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
   return encoder.stack(

@@ -56,6 +56,7 @@ def build(
   """
   checks.positive_int(kernel_size=kernel_size)
   checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
+  # An even kernel has no frame at its centre.
   if kernel_size % 2 == 0:
     raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
 
@@ -70,6 +71,7 @@ def build(
       apply_block=functools.partial(
           _block, dropout=dropout, activation_dtype=activation_dtype
       ),
+      # The residual stream is not normalised inside the blocks.
       final_norm=True,
   )
 
@@ -78,6 +80,7 @@ def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
   """Weights of one block; the convolution starts LeCun uniform."""
   fan_in = kernel_size * dim
   return {
+      # Twice the width, which the gated linear unit halves.
       'bias': weights_lib.zeros(2 * dim),
       'kernel': weights_lib.WeightSpec(
           (kernel_size, dim, 2 * dim), limit=math.sqrt(3 / fan_in)

@@ -355,12 +355,7 @@ def _forward_backward(
   by_frame = tf.transpose(logits, [1, 0, 2])
   in_length = tf.transpose(tf.sequence_mask(logit_lengths, size))
   tokens = lattice.tokens
-  scores = tf.gather(
-      by_frame,
-      tf.broadcast_to(tokens, tf.concat([[size], tf.shape(tokens)], axis=0)),
-      batch_dims=2,
-      axis=2,
-  )
+  scores = _state_scores(by_frame, tokens)
   # Scores are relative to the frame's best state, and the logarithm of the
   # softmax's sum is subtracted at the end: float32 then rounds by what
   # distinguishes alignments, not by what all of them cost.
@@ -389,6 +384,13 @@ def _forward_backward(
   # paths (Graves et al. 2006, equation 16).
   gradients = tf.nn.softmax(logits) - _output_shares(joint, tokens, vocab_size)
   return losses, tf.where(is_counted[:, :, tf.newaxis], gradients, 0.0)
+
+
+def _state_scores(by_frame: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
+  """Logits [S, B, V] of the token of each state [B, 2 U + 1], by frame."""
+  shape = tf.concat([tf.shape(by_frame)[:1], tf.shape(tokens)], axis=0)
+  tokens = tf.broadcast_to(tokens, shape)
+  return tf.gather(by_frame, tokens, batch_dims=2, axis=2)
 
 
 def _output_shares(

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tff_asr.models import layers
 
+# As in the paper's code, for positions in seconds.
 _FREQ_SCALE = 30.0
 
 

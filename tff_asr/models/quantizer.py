@@ -23,6 +23,7 @@ from tff_asr.features import log_mel
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
+# A bin that does not change, as in digital silence, has variance 0.
 _VARIANCE_EPSILON = 1e-5
 
 
@@ -57,6 +58,7 @@ class RandomProjectionQuantizer:
   def projection(self) -> tf.Tensor:
     """The matrix, float32 [num_stacked F, code_dim]."""
     fan_in = self.num_stacked * self.feature_dim
+    # Xavier uniform, as in the paper.
     limit = math.sqrt(6 / (fan_in + self.code_dim))
     return tf.random.stateless_uniform(
         [fan_in, self.code_dim], self._seeds[0], -limit, limit

@@ -89,6 +89,7 @@ def build_3x(
       'bias': weights_lib.WeightSpec((2 * dim,), limit=math.sqrt(1 / fan_in)),
       'input_bias': weights_lib.zeros(1),
       'input_scale': weights_lib.ones(1),
+      # LeCun uniform: the variance is 1 / fan-in.
       'kernel': weights_lib.WeightSpec(
           (_KERNEL_3X, feature_dim, 2 * dim), limit=math.sqrt(3 / fan_in)
       ),
@@ -172,6 +173,7 @@ def build_4x(
       )[:, :, :, tf.newaxis]
       hidden *= tf.cast(valid, activation_dtype)
     batch_size, size, _, _ = tf.unstack(tf.shape(hidden))
+    # Known when traced, as the product's shape must be.
     flat = hidden.shape[2] * hidden.shape[3]
     hidden = tf.reshape(hidden, [batch_size, size, flat])
     outputs = layers.matmul(hidden, weights['kernel_out'])

@@ -87,6 +87,8 @@ def build(
   checks.one_of(POSITIONS, position=position)
   checks.one_of(layers.ROUNDINGS, rounding=rounding)
   checks.non_negative(max_shift_sec=max_shift_sec)
+  # Each head takes an equal part of D, and positions are pairs of sine and
+  # cosine.
   if dim % num_heads or dim % 2:
     raise ValueError(
         f'dim must be even and divisible by num_heads, found dim {dim} and '

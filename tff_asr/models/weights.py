@@ -64,6 +64,7 @@ def prefix(name: str, specs: Specs) -> Specs:
 def select(name: str, weights: Mapping[str, tf.Tensor]) -> Weights:
   """The weights under `name/`, without that prefix: the reverse of `prefix`."""
   start = f'{name}/'
+  # The order stays sorted: all names lose the same prefix.
   return Weights(
       (key[len(start) :], value)
       for key, value in weights.items()
@@ -99,6 +100,7 @@ def initialize(specs: Specs, seed: tf.Tensor) -> Weights:
 
 def tensor_specs(specs: Specs) -> Weights:
   """The tensor specs of weights, sorted by name."""
+  # In the order of `initialize`, which TFF compares.
   return Weights(
       (name, tf.TensorSpec(specs[name].shape, tf.float32))
       for name in sorted(specs)
@@ -116,6 +118,7 @@ def updated(
     weights: Mapping[str, tf.Tensor], changes: Mapping[str, tf.Tensor]
 ) -> Weights:
   """The weights with some of them replaced, in the same order."""
+  # Not a union of dicts: the order of names is part of TFF's type.
   return Weights(
       (name, changes.get(name, value)) for name, value in weights.items()
   )

@@ -38,6 +38,7 @@ def build_adagrad(
 
   def update(weight, gradient, slots, scalars):
     total = slots['sum_of_squares'] + tf.square(gradient)
+    # The inverse root is infinite where all gradients were 0.
     is_moved = total > 0
     # 1 in place of 0: the branch that is not taken must be finite, too.
     inverse = tf.math.rsqrt(tf.where(is_moved, total, tf.ones_like(total)))

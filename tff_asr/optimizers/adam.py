@@ -69,6 +69,7 @@ def build_adam(
     # Moments start at 0, which these corrections undo.
     correction_1 = 1 - tf.pow(beta_1, scalars['step'])
     correction_2 = 1 - tf.pow(beta_2, scalars['step'])
+    # Epsilon is outside the root: optax's `eps`, not its `eps_root`.
     direction = (first / correction_1) / (
         tf.sqrt(second / correction_2) + scalars['epsilon']
     )

@@ -25,6 +25,7 @@ class _GradientTracing(tff.learning.optimizers.Optimizer):
     self._optimizer = optimizer
 
   def initialize(self, specs):
+    # Zeros, so that the state's type is the same in all rounds.
     zeros = tf.nest.map_structure(
         lambda spec: tf.zeros(spec.shape, spec.dtype), specs
     )

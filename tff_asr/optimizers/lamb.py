@@ -43,5 +43,6 @@ def build_lamb(
       beta_2=beta_2,
       epsilon=epsilon,
       weight_decay=weight_decay,
+      # `adam` takes the ratio after the decay, as optax's `lamb` does.
       ratio=per_tensor.trust_ratio,
   )

@@ -52,6 +52,7 @@ def build_lars(
 
   def update(weight, gradient, slots, scalars):
     direction = gradient + scalars['weight_decay'] * weight
+    # Its norm includes the decay.
     ratio = per_tensor.trust_ratio(
         weight,
         direction,

@@ -90,6 +90,7 @@ class _ParamGroups(tff.learning.optimizers.Optimizer):
       new_state[key], stepped = self._optimizers[key].next(
           state[key], parts[key], part
       )
+      # The step is scaled, not the learning rate, which a schedule may set.
       if key == 'group':
         stepped = tf.nest.map_structure(
             lambda old, new: old + self._rate * (new - old),

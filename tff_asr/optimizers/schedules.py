@@ -53,6 +53,7 @@ def exponential_decay(
   checks.positive(transition_rounds=transition_rounds)
 
   def schedule(round_num):
+    # 0 until `start`, so that the factor is 1 there.
     past = tf.maximum(tf.cast(round_num, tf.float32) - start, 0.0)
     decayed = learning_rate * tf.pow(
         tf.constant(decay_rate, tf.float32), past / transition_rounds
@@ -91,6 +92,7 @@ def step_decay(
     first_transition = transition_rounds
   checks.positive_int(first_transition=first_transition)
   checks.in_range(1, transition_rounds, first_transition=first_transition)
+  # The first period is shorter by this.
   ahead = transition_rounds - first_transition
 
   def schedule(round_num):

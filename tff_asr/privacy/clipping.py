@@ -170,16 +170,25 @@ class Clipping:
 
 
 def matching(
-    pattern: str, layers: Sequence[str], *, argument: str
+    pattern: str,
+    layers: Sequence[str],
+    *,
+    argument: str,
+    match: Callable[[str, str], Optional[re.Match[str]]] = re.search,
 ) -> list[str]:
   """Returns the layers with names that a regular expression matches.
 
+  Args:
+    pattern: The expression.
+    layers: All names.
+    argument: Name of the setting that the pattern is from, for messages.
+    match: `re.search`, or `re.fullmatch` for patterns of whole names.
+
   Raises:
-    ValueError: The pattern is not a regular expression, or is found in no name;
-      the message names `argument`.
+    ValueError: The pattern is not a regular expression, or matches no name.
   """
   try:
-    found = [name for name in layers if re.search(pattern, name)]
+    found = [name for name in layers if match(pattern, name)]
   except re.error as error:
     raise ValueError(
         f'{argument}: {pattern!r} is not a regular expression ({error}).'

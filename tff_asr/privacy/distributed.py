@@ -141,7 +141,7 @@ def choose_parameters(
   Raises:
     ValueError: An argument is out of its range, or bits do not suffice.
   """
-  checks.positive_int(num_elements=num_elements, num_clients=num_clients)
+  checks.positive_int(num_clients=num_clients)
   checks.positive(
       noise_multiplier=noise_multiplier, modulus_stddevs=modulus_stddevs
   )
@@ -261,9 +261,7 @@ class DistributedSumQuery:
     Raises:
       ValueError: An argument is out of its range, or bits do not suffice.
     """
-    checks.finite(
-        l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
-    )
+    checks.finite(l2_norm_clip=l2_norm_clip)
     checks.one_of(ROTATIONS, rotation=rotation)
     self._clipper = grid_clipper.GridClipper(
         record_specs, l2_norm_clip=l2_norm_clip, clipping=clipping
@@ -271,9 +269,9 @@ class DistributedSumQuery:
     self._l2_norm_clip = l2_norm_clip
     self._specs = record_specs
     self._rotation = rotation
+    self._bits = bits
     # TFF keeps the event's in float32.
-    noise_multiplier = float(np.float32(noise_multiplier))
-    self._noise_multiplier = noise_multiplier
+    self._noise_multiplier = float(np.float32(noise_multiplier))
     self.num_noised = self._clipper.num_elements
     self._size = self.num_noised
     if rotation == 'dft':
@@ -282,7 +280,7 @@ class DistributedSumQuery:
       self._size = 2 * num_blocks * length
     self.plan = choose_parameters(
         num_elements=self._size,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=self._noise_multiplier,
         num_clients=num_clients,
         max_failed_share=max_failed_share,
         bits=bits,
@@ -290,25 +288,19 @@ class DistributedSumQuery:
     )
     self.modulus = 2**bits
     self.num_clients = num_clients
-    self._event = DistributedGaussianDpEvent(
-        noise_multiplier=noise_multiplier,
-        num_clients=num_clients,
-        min_clients=self.plan.min_clients,
-        bits=bits,
-        local_stddev=self.plan.local_stddev,
-        num_elements=self._size,
-    )
-    self._stddev_over_clip = (
-        self.plan.local_stddev * math.sqrt(num_clients)
-        / self.plan.clip_in_steps
-    )
-    ratio = self._stddev_over_clip / noise_multiplier
+    ratio = self._stddev_over_clip / self._noise_multiplier
     logging.log(
         logging.WARNING if ratio > _MUCH_NOISE else logging.INFO,
         'Distributed noise of all %d clients (%d suffice) is %.4g times that '
         'of a trusted server; sums have %d bits.',
         num_clients, self.plan.min_clients, ratio, bits,
     )
+
+  @property
+  def _stddev_over_clip(self) -> float:
+    """Standard deviation of the noise of all n clients, over C."""
+    stddev = self.plan.local_stddev * math.sqrt(self.num_clients)
+    return stddev / self.plan.clip_in_steps
 
   @property
   def layer_names(self) -> list[str]:
@@ -326,7 +318,14 @@ class DistributedSumQuery:
   ) -> DistributedGaussianDpEvent:
     """Returns the event of each round, whatever its state."""
     del global_state  # It may come from other settings.
-    return self._event
+    return DistributedGaussianDpEvent(
+        noise_multiplier=self._noise_multiplier,
+        num_clients=self.num_clients,
+        min_clients=self.plan.min_clients,
+        bits=self._bits,
+        local_stddev=self.plan.local_stddev,
+        num_elements=self._size,
+    )
 
   def derive_sample_params(
       self, global_state: queries.MechanismState
@@ -409,11 +408,10 @@ class DistributedSumQuery:
         exact[: self.num_noised] * step,
         [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)],
     )
-    noised = tf.nest.map_structure(
-        lambda spec, part: tf.reshape(part, spec.shape),
-        self._specs,
-        tf.nest.pack_sequence_as(self._specs, parts),
-    )
+    noised = tf.nest.pack_sequence_as(self._specs, [
+        tf.reshape(part, spec.shape)
+        for part, spec in zip(parts, tf.nest.flatten(self._specs))
+    ])
     return noised, global_state._replace(counter=global_state.counter + 1)
 
   def derive_metrics(

@@ -32,7 +32,6 @@ class ClippingStats(NamedTuple):
   Attributes:
     num_finite: Records without NaN and infinity; others have zeros below.
     num_clipped: Records of which at least one layer was changed.
-    norm: Norms of the records before clipping, float32.
     clipped_norm: Norms of the records after clipping, float32.
     layer_norms: Norms of layers before clipping, float32 [H].
     clipped_layer_norms: Norms of layers after clipping, float32 [H].
@@ -41,7 +40,6 @@ class ClippingStats(NamedTuple):
 
   num_finite: tf.Tensor
   num_clipped: tf.Tensor
-  norm: tf.Tensor
   clipped_norm: tf.Tensor
   layer_norms: tf.Tensor
   clipped_layer_norms: tf.Tensor
@@ -241,7 +239,6 @@ def _stats_of_finite(
   return ClippingStats(
       num_finite=tf.constant(1.0),
       num_clipped=tf.reduce_max(changed),
-      norm=tf.cast(tf.sqrt(tf.add_n(squared_norms)), tf.float32),
       clipped_norm=tf.cast(tf.sqrt(clipped_square), tf.float32),
       layer_norms=tf.cast(layer_norms, tf.float32),
       clipped_layer_norms=tf.cast(layer_norms * layer_factors, tf.float32),

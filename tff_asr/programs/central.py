@@ -26,6 +26,7 @@ from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
+from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import central_step
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -136,7 +137,8 @@ class CentralTraining(
         ),
         lambda: checks.finite(encoder_rate=self.encoder_rate),
         lambda: (
-            self.devices is None or central_step.find_devices(self.devices)
+            self.devices is None
+            or devices_lib.logical_devices(self.devices)
         ),
         lambda: buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets),
         self._check_patience,

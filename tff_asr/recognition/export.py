@@ -240,13 +240,7 @@ def export(
       exported, path, signatures={'serving_default': exported.transcribe}
   )
   saved = check(path, saved_model_texts(path, utterances))
-  if saved.num_utterances - saved.num_same > (
-      _MAX_DIFFERENT * saved.num_utterances
-  ):
-    raise ValueError(
-        f'{path} has the same transcript as the checkpoint in only '
-        f'{saved.num_same} of {saved.num_utterances} utterances.'
-    )
+  _check_same(saved, path)
   # The TFLite model may differ more, because its weights are rounded to
   # float16. So its differences are reported only.
   path = os.path.join(output_dir, TFLITE)
@@ -260,6 +254,16 @@ def export(
       json.dumps(tokenizer.tokens, ensure_ascii=False) + '\n',
   )
   return [saved, lite]
+
+
+def _check_same(check: Check, path: str) -> None:
+  """Raises ValueError if too many transcripts differ."""
+  different = check.num_utterances - check.num_same
+  if different > _MAX_DIFFERENT * check.num_utterances:
+    raise ValueError(
+        f'{path} has the same transcript as the checkpoint in only '
+        f'{check.num_same} of {check.num_utterances} utterances.'
+    )
 
 
 def copy_model(run: str, *, output_dir: str) -> None:

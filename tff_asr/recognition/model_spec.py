@@ -97,24 +97,17 @@ def _build(value: tensor_file.Json, *, trust_code: str | None) -> object:
     case {'mapping': items}:
       return {build(key): build(item) for key, item in items}
     case {'build': name, 'arguments': given}:
-      return _builder(name, trust_code)(**_arguments(given, build))
+      arguments = {key: build(item) for key, item in given.items()}
+      return _builder(name, trust_code)(**arguments)
     case {'function': name, 'arguments': given}:
       # A function that the model calls later, as `output_lengths`.
       function = _builder(name, trust_code)
-      given = _arguments(given, build)
-      return functools.partial(function, **given) if given else function
+      arguments = {key: build(item) for key, item in given.items()}
+      return functools.partial(function, **arguments) if given else function
     case dict():
       # Cut: the file may come from a stranger, and the message is printed.
       raise ValueError(f'{str(value)[:60]!r} is neither a builder nor a value')
   return value
-
-
-def _arguments(
-    given: dict[str, tensor_file.Json],
-    build: Callable[[tensor_file.Json], object],
-) -> dict[str, object]:
-  """Builds a builder's arguments."""
-  return {name: build(value) for name, value in given.items()}
 
 
 def _builder(name: str, trust_code: str | None) -> Callable[..., object]:

@@ -41,7 +41,6 @@ pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
 .substitute { background: #fbe3b5; } .delete { background: #f6c4c4; }
 .insert { background: #c9dcf7; }
 .note { color: #555; font-size: 0.9em; overflow-wrap: anywhere; }
-.swatch { display: inline-block; width: 0.8em; height: 0.8em; }
 """
 _GROUPS = (
     'Groups come from the attributes of speakers in the corpus. Intervals are '
@@ -93,10 +92,7 @@ def _sections(
     return '' if figure is None else _picture(output_dir, name, figure)
 
   return {
-      'Runs': [
-          _table([list(line) for line in zip(*tables.overview(rows))]),
-          _legend(runs),
-      ],
+      'Runs': [_table([list(line) for line in zip(*tables.overview(rows))])],
       'Word errors and loss': [
           picture('word_error_rates', plots.word_error_rates(runs)),
           picture('losses', plots.losses(runs)),
@@ -183,17 +179,6 @@ def _cell(text: str) -> str:
   """Returns a table cell; one that begins with a number is not wrapped."""
   kind = 'number' if re.match(r'[-+.\d]', text) else ''
   return f'<td class="{kind}">{html.escape(text)}</td>'
-
-
-def _legend(runs: plots.Runs) -> str:
-  """Returns the runs' names with their colours."""
-  if len(runs) == 1:
-    return ''
-  return '<p>' + ' &emsp; '.join(
-      f'<span class="swatch" style="background: {plots.color_of(runs, run)}">'
-      f'</span> {html.escape(run.name)}'
-      for run in runs
-  ) + '</p>'
 
 
 def _privacy_report(run: runs_lib.Run) -> str:

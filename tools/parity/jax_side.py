@@ -388,7 +388,7 @@ def _scores(authors, arrays, texts, found, said):
   errors, words, _ = scorer.compute_wer_batched(
       None,
       [f' {reference} ' for reference in texts['references']],
-      [f' {heard} ' for heard in texts['heard']],
+      [f' {hypothesis} ' for hypothesis in texts['hypotheses']],
   )
   found['score/published'] = found['score/standard'] = np.array(errors / words)
 

@@ -196,7 +196,7 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
           'edges': list(_EDGES),
       },
       references=words,
-      heard=[_mishear(each, random) for each in words],
+      hypotheses=[_garble(each, random) for each in words],
   )
   _write_texts(folder, 'inputs', texts)
 
@@ -249,7 +249,7 @@ def run(folder: str) -> None:
       said[f'released_text/{name}'] = published(tokenizer_lib.LETTERS['en'])
   errors = [
       word_errors.count(*pair)
-      for pair in zip(texts['references'], texts['heard'])
+      for pair in zip(texts['references'], texts['hypotheses'])
   ]
   found['score/published'] = np.array(word_errors.published_rate(errors))
   found['score/standard'] = np.array(word_errors.total(errors).rate)
@@ -501,16 +501,16 @@ def _listen(speech: str) -> dict[str, list[tuple[str, str, np.ndarray]]]:
   by_client: dict[str, list[utterances_lib.Utterance]] = {}
   for each in listing.utterances:
     by_client.setdefault(each.client_id, []).append(each)
-  heard = {}
+  utterances = {}
   for client in sorted(by_client)[:4]:
     read = [
         (each.utterance_id, each.transcript, audio.read(each.audio))
         for each in by_client[client][:_BUFFER]
     ]
-    heard[client] = [
+    utterances[client] = [
         each for each in read if len(each[2]) <= 30 * log_mel.SAMPLE_RATE_HZ
     ]
-  return heard
+  return utterances
 
 
 def _write_list(
@@ -549,14 +549,14 @@ def _near(numbers: list[int]) -> list[int]:
   })
 
 
-def _mishear(reference: str, random: np.random.Generator) -> str:
+def _garble(reference: str, random: np.random.Generator) -> str:
   """The reference with words left out, doubled and changed."""
-  heard = []
+  hypothesis = []
   for word in reference.split():
-    heard += [[word], [word], [word], [], [word, word], [word[1:] + 'x']][
+    hypothesis += [[word], [word], [word], [], [word, word], [word[1:] + 'x']][
         random.integers(6)
     ]
-  return ' '.join(heard)
+  return ' '.join(hypothesis)
 
 
 def _write_texts(folder: str, name: str, texts: dict[str, Any]) -> None:
