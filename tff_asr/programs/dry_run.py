@@ -33,9 +33,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
   specs, sampling = training.model.specs, training.sampling
   rows = {
       'parameters': f'{weights_lib.num_parameters(specs):,}',
-      'saved states': (
-          f'{_size(state_bytes)} each, {training.settings.keep_last} kept'
-      ),
+      'saved states': _saved_states(training.settings, state_bytes),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
@@ -59,6 +57,16 @@ async def describe(training: training_loop.TrainingRun) -> str:
       '# Checked; nothing was trained or written (dry run).',
       *(f'# {name + ":":14}{text}' for name, text in rows.items()),
   ])
+
+
+def _saved_states(
+    settings: training_loop.RunSettings, state_bytes: int
+) -> str:
+  """Size and number of the states on disk."""
+  text = f'{_size(state_bytes)} each, {settings.keep_last} kept'
+  if settings.keep_every:
+    text += f' and each {settings.keep_every}th'
+  return text
 
 
 def _epsilon(
