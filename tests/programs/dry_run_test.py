@@ -49,7 +49,7 @@ class DryRunTest(cases.TestCase):
     settings = (
         *programs.write_tiny(self.path('shards')),
         'NOISE_MULTIPLIER = 10.0', 'NUM_ROUNDS = 50', 'DELTA = 1e-5',
-        'TARGET_EPSILON = 1.0', 'KEEP_EVERY = 7',
+        'TARGET_EPSILON = 1.0',
     )
     finished = in_process.run(
         'bin/train_federated.py',
@@ -77,7 +77,7 @@ class DryRunTest(cases.TestCase):
         'NUM_ROUNDS = 50\n',
         'nothing was trained or written',
         'parameters:',
-        '3 kept and each 7th',
+        '3 kept',
         'rounds:       50 at most',
         '2 of 3 speakers (poisson)',
         f'{privacy_report.format_epsilon(epsilon(50))} (RDP) at the end; TARGET_EPSILON = 1 '

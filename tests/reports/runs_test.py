@@ -109,7 +109,7 @@ class RunsTest(cases.TestCase):
       ('test.json', '[' * 10**5, 'test.json is damaged .it is nested too'),
       ('test.json', '3', 'test.json is damaged'),
       ('privacy_report.json', '[]', 'privacy_report.json is damaged .it is not an object'),
-      ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv is damaged'),
+      ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv does not contain'),
       ('metrics.csv', None, 'has no metrics.csv'),
   )
   def test_damaged_files_are_named(self, name, text, message):

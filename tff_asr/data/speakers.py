@@ -29,10 +29,10 @@ in the order of their columns."""
 def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
   """Writes speakers.tsv of a corpus, or removes it.
 
-  Shards and index files are not changed, so the corpus may be in use. A corpus
-  may state an attribute several times for a speaker (Common Voice with every
-  clip), or never. If the values differ, the attribute is left empty and counted
-  as contradictory.
+  Shards and index files are not changed, so the corpus may be in use. Nothing
+  is written if the file is up to date. A corpus may state an attribute several
+  times for a speaker (Common Voice with every clip), or never. If the values
+  differ, the attribute is left empty and counted as contradictory.
 
   Args:
     folder: A corpus folder.
@@ -54,6 +54,9 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
         name: _count(stated, clients.client_ids)
         for name, stated in attributes.items()
     }
+  is_there = content is None or os.path.exists(path)
+  if is_there and (named, origin) == (corpus.files, corpus.origin):
+    return  # It is up to date, and others may be reading it.
   # After a crash corpus.json may lack the new file's checksum: `read` then
   # ignores or reports the file. There is never a checksum without a file.
   if content is not None:

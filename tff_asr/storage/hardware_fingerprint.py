@@ -85,7 +85,8 @@ def _read(run: str) -> Properties | None:
   """Reads the properties that a run began with; None if it has none."""
   try:
     return files.parse_json(files.read(path(run)))
-  except FileNotFoundError:
+  # A file in the way of the folder is reported where the folder is made.
+  except (FileNotFoundError, NotADirectoryError):
     return None
 
 

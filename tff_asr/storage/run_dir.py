@@ -24,12 +24,13 @@ The folder has mode 0700. Its files:
 
 import ast
 from collections.abc import Mapping
+import contextlib
 import difflib
 import hashlib
 import os
 import re
 import socket
-from typing import Union
+from typing import BinaryIO, Union
 
 import numpy as np
 import tensorflow as tf
@@ -104,20 +105,26 @@ class RunLock:
     path = os.path.join(folder, _LOCK)
     # Unbuffered. Child processes do not inherit the file.
     self._file = open(path, 'a+b', buffering=0)
-    if not files.try_lock(self._file.fileno()):
-      self._file.seek(0)
-      holder = self._file.read().decode().strip() or 'unknown'
-      self._file.close()
-      raise ValueError(
-          f'{folder} is in use by process {holder}: wait until it has ended, '
-          'end it, or use another output_dir.'
-      )
+    _lock(self._file, folder)
     self._file.truncate(0)
     self._file.write(f'{os.getpid()} on {socket.gethostname()}\n'.encode())
 
   def release(self) -> None:
     """Releases the folder."""
     self._file.close()
+
+
+def _lock(file: BinaryIO, folder: str) -> None:
+  """Locks a folder's lock file; closes it and raises if another has it."""
+  if files.try_lock(file.fileno()):
+    return
+  file.seek(0)
+  holder = file.read().decode().strip() or 'unknown'
+  file.close()
+  raise ValueError(
+      f'{folder} is in use by process {holder}: wait until it has ended, end '
+      'it, or use another output_dir.'
+  )
 
 
 class RunDir:
@@ -301,8 +308,9 @@ def check_folder(path: str, *, configuration: str) -> None:
       overwrite, and is not a run's.
   """
   checks.output_folders(output_dir=path)
-  if os.path.exists(os.path.join(path, _LOCK)):
-    RunLock(path).release()  # Raises ValueError if a run holds it.
+  with contextlib.suppress(FileNotFoundError):  # It was never locked.
+    with open(os.path.join(path, _LOCK), 'rb') as file:
+      _lock(file, path)
   if _has_begun(path):
     _check_same(_read_configuration(path), configuration, path=path)
     return
