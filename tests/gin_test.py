@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 from absl.testing import parameterized
-import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf

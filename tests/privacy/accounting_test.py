@@ -6,7 +6,6 @@ import math
 
 from absl.testing import parameterized
 import dp_accounting
-from dp_accounting import rdp
 import numpy as np
 from scipy import stats
 

@@ -4,7 +4,6 @@ import math
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import dp_accounting
 import numpy as np
 from scipy import optimize
 import scipy.stats

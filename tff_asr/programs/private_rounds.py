@@ -24,7 +24,6 @@ import math
 import os
 from typing import Any, Generic, NamedTuple, Optional, TypeVar
 
-from absl import logging
 import dp_accounting
 import numpy as np
 import tree
