@@ -123,7 +123,10 @@ def build_step(job: job_lib.Job) -> tf.types.experimental.GenericFunction:
 
 
 def build_process(
-    job: job_lib.Job, folder: str, *, noise_kernel: str
+    job: job_lib.Job,
+    corpus: client_data.SpeechClientData,
+    *,
+    noise_kernel: str,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with one clip and noise; the server's rate is 1."""
   model = build_model(job)
@@ -135,7 +138,7 @@ def build_process(
           max_batch_sec=job.batch_size * job.utterance_sec,
           max_utterance_sec=job.utterance_sec,
       ),
-      client_data=client_data.load(os.path.join(folder, 'corpus')),
+      client_data=corpus,
       aggregator=dp_mean.build(
           build_query=functools.partial(
               queries.PerLayerClipSumQuery,
@@ -152,6 +155,11 @@ def build_process(
       ),
       seed=1,
   )
+
+
+def load_corpus(folder: str) -> client_data.SpeechClientData:
+  """The shards of `write_clients`."""
+  return client_data.load(os.path.join(folder, 'corpus'))
 
 
 def load_weights(folder: str) -> weights_lib.Weights:

@@ -31,13 +31,14 @@ _CONTEXT = flags.DEFINE_enum(
 def main(_) -> None:
   folder = program.JOB.value
   job = job_lib.load(folder)
+  corpus = ours.load_corpus(folder)
   process = ours.build_process(
       job,
-      folder,
+      corpus,
       # TFF's worker cannot call the host.
       noise_kernel='tensorflow' if _CONTEXT.value == 'native' else 'host',
   )
-  cohort = [f'client{client:06d}' for client in range(job.num_clients)]
+  cohort = corpus.records_of(corpus.client_ids)
   with tff.framework.get_context_stack().install(_build_context()):
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())
     state = state._replace(global_model_weights=ours.load_weights(folder))
