@@ -25,20 +25,21 @@ class EndingsTest(cases.TestCase):
     self.run_dir = self.path('run')
 
   def run_program(
-      self, execution: str, *gin_params: str, **kwargs
+      self, context: str, *gin_params: str, **kwargs
   ) -> programs.Ended:
+    native = ('--gin_file=gin/execution/native.gin',)
     ended = programs.run(
         'train_federated',
         f'--output_dir={self.run_dir}',
         '--gin_file=gin/experiments/quickstart_federated.gin',
-        f'--gin_file=gin/execution/{execution}.gin',
+        *(native if context == 'native' else ()),
         gin_params=self.tiny
         + (
             'NUM_ROUNDS = 1',
             'BUILD_COHORTS = @cohorts.fixed_size',
             'SAVE_EVERY = 1',
             # TFF's worker listens on all addresses, for the test's seconds.
-            *(('TRUST_NETWORK = True',) if execution == 'native' else ()),
+            *(('TRUST_NETWORK = True',) if context == 'native' else ()),
         )
         + gin_params,
         **kwargs,
@@ -56,18 +57,18 @@ class EndingsTest(cases.TestCase):
 
   # Ctrl-C and kill.
   @parameterized.product(
-      execution=('multi_device', 'native'),
+      context=('default', 'native'),
       send_and_word=(
           (signal.SIGINT, 'interrupted'), (signal.SIGTERM, 'terminated')
       ),
   )
   @pytest.mark.slow
   def test_the_same_command_resumes_after_a_signal(
-      self, execution, send_and_word
+      self, context, send_and_word
   ):
     send, word = send_and_word
     ended = self.run_program(
-        execution,
+        context,
         'NUM_ROUNDS = 1000000',
         send=send,
         when=lambda _: self.num_rounds() > 2,
@@ -80,7 +81,7 @@ class EndingsTest(cases.TestCase):
       self.assertRegex(line, '^federated: round ')
     # The same command resumes, for one more round.
     done = self.num_rounds()
-    resumed = self.run_program(execution, f'NUM_ROUNDS = {done + 1}')
+    resumed = self.run_program(context, f'NUM_ROUNDS = {done + 1}')
     self.assertEqual(resumed.code, 0, resumed.stderr)
     self.assertRegex(
         resumed.stderr.splitlines()[-1], f'round {done + 1} of {done + 1}, '
@@ -88,13 +89,13 @@ class EndingsTest(cases.TestCase):
     # It went on from the saved state, and did not start over.
     self.assertNotIn('round 1 of', resumed.stderr)
 
-  @parameterized.parameters('multi_device', 'native')
+  @parameterized.parameters('default', 'native')
   @pytest.mark.slow
-  def test_error_in_a_round(self, execution):
+  def test_error_in_a_round(self, context):
     # One byte of a record's audio, which its checksum tells.
     path = os.path.join(self.shards, 'shard-00000.tfrecord')
     fakes.damage(path, offset=2000)
-    ended = self.run_program(execution, 'COHORT_SIZE = 3')
+    ended = self.run_program(context, 'COHORT_SIZE = 3')
     self.assertEqual(ended.code, 1, ended.stderr)
     # The shard and the place in it, in one line, and no client's name.
     self.assertRegex(

@@ -248,4 +248,4 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)
     self.assertEmpty(seen.files_with([_SECRET], output_dir))
     self.assert_transcribes(output_dir)
-    self.assertRegex(card, r'\| shards \| trained on +\| 2 +\| 5 +\|')
+    self.assertRegex(card, r'\| shards \| training +\| 2 +\| 5 +\|')
