@@ -29,13 +29,7 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_asr import checks
-from tff_asr.features import log_mel
-
-PLACEHOLDER_FRAMES = 8
-"""Frames of a row without an utterance.
-
-One group of the front end's stride, rounded up: the least that a model takes.
-"""
+from tff_asr.features import front_end as front_end_lib
 
 HOST = '/device:CPU:0'
 """Where indices are computed: a GPU would be waited for at each of them."""
@@ -53,9 +47,11 @@ class LengthBuckets:
 
   Attributes:
     boundaries_sec: Ascending. The last is at least the longest utterance.
+    front_end: Its frames are counted. A pipeline sets its own.
   """
 
   boundaries_sec: Sequence[float]
+  front_end: front_end_lib.FrontEnd = front_end_lib.build_log_mel()
 
   def __post_init__(self):
     # gin passes a list, which cannot be hashed.
@@ -72,7 +68,9 @@ class LengthBuckets:
   @property
   def boundaries(self) -> tuple[int, ...]:
     """Feature frames of the boundaries."""
-    return tuple(map(log_mel.frames_of_seconds, self.boundaries_sec))
+    return tuple(
+        map(self.front_end.frames_of_seconds, self.boundaries_sec)
+    )
 
   def padded_size(
       self,
@@ -124,7 +122,7 @@ class LengthBuckets:
           output_lengths(frames), tf.shape(batch['labels'])[1]
       )
     sizes = dict(features=[rows, frames], labels=[rows, width], seed=None)
-    values = dict(feature_lengths=PLACEHOLDER_FRAMES)
+    values = dict(feature_lengths=self.front_end.placeholder_frames)
     return type(batch)(
         (name, _pad(value, sizes.get(name, [rows]), values.get(name)))
         for name, value in batch.items()

@@ -17,7 +17,6 @@ from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import schema
-from tff_asr.features import log_mel
 from tff_asr.privacy import accounting
 
 
@@ -101,25 +100,26 @@ class ExampleSampler:
     return (
         examples.map(lambda example: dict(example, **{schema.TRANSCRIPT: ''}))
         .filter(self._is_usable)
-        .map(_with_features, num_parallel_calls=tf.data.AUTOTUNE)
+        .map(self._with_features, num_parallel_calls=tf.data.AUTOTUNE)
     )
 
   def _is_usable(self, example: schema.Element) -> tf.Tensor:
     """True for an example with an output frame, within the limit."""
-    num_frames = log_mel.num_frames(tf.shape(example[schema.WAVEFORM])[0])
+    num_frames = self._pipeline.front_end.num_frames(
+        tf.shape(example[schema.WAVEFORM])[0]
+    )
     # `&` and not `and`: the values are known in the graph only.
     return (num_frames <= self._pipeline.max_frames) & (
         self._pipeline.output_lengths(num_frames) > 0
     )
 
-
-def _with_features(example: schema.Element) -> dict[str, tf.Tensor]:
-  """An example with features in place of a waveform."""
-  # Alone: in a batch, the longest utterance decides how others are rounded, so
-  # an example's gradient would depend on who else was drawn.
-  example = dict(example)
-  waveform = example.pop(schema.WAVEFORM)
-  features, _ = log_mel.log_mel(
-      waveform[tf.newaxis], tf.shape(waveform)[:1]
-  )
-  return dict(example, **{pipeline_lib.FEATURES: features[0]})
+  def _with_features(self, example: schema.Element) -> dict[str, tf.Tensor]:
+    """An example with features in place of a waveform."""
+    # Alone: in a batch, the longest utterance decides how others are rounded,
+    # so an example's gradient would depend on who else was drawn.
+    example = dict(example)
+    waveform = example.pop(schema.WAVEFORM)
+    features, _ = self._pipeline.front_end.features(
+        waveform[tf.newaxis], tf.shape(waveform)[:1]
+    )
+    return dict(example, **{schema.FEATURES: features[0]})

@@ -33,6 +33,7 @@ from tff_asr import checks
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import log_mel
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -51,7 +52,7 @@ example_weights: float32 [B], 1 for utterances to train on, 0 for placeholders.
 """
 
 
-def batch_spec() -> Batch:
+def batch_spec(feature_dim: int = log_mel.NUM_MEL_BINS) -> Batch:
   """The tensor specs of a batch of any size.
 
   A function traced for this has one graph, and one rounding, for all batches. A
@@ -62,7 +63,7 @@ def batch_spec() -> Batch:
       client_id=spec([None], tf.string),
       example_weights=spec([None], tf.float32),
       feature_lengths=spec([None], tf.int32),
-      features=spec([None, None, log_mel.NUM_MEL_BINS], tf.float32),
+      features=spec([None, None, feature_dim], tf.float32),
       label_lengths=spec([None], tf.int32),
       labels=spec([None, None], tf.int32),
       seed=spec([2], tf.int32),
@@ -70,9 +71,6 @@ def batch_spec() -> Batch:
       utterance_id=spec([None], tf.string),
   )
 
-
-FEATURES = 'features'
-"""Key of an example's features, in place of its waveform: float32 [T, F]."""
 
 _LABELS_TOO_LONG = ('left_out', 'kept')
 
@@ -98,6 +96,8 @@ class Pipeline:
       that has a value for them (`models.ctc`).
     buckets: Sizes that training batches are padded to; None: each batch keeps
       its own size.
+    front_end: Computes features from waveforms. Examples may have its features
+      in place of a waveform.
     read: Reads a client's records where its examples are record locations
       (`SpeechClientData.read`). None: examples are in memory.
   """
@@ -114,6 +114,7 @@ class Pipeline:
   repeats: int = 1
   labels_too_long: str = 'left_out'
   buckets: Optional[buckets_lib.LengthBuckets] = None
+  front_end: front_end_lib.FrontEnd = front_end_lib.build_log_mel()
   read: Optional[records.Read] = None
 
   def __post_init__(self):
@@ -122,6 +123,10 @@ class Pipeline:
         max_utterance_sec=self.max_utterance_sec,
     )
     checks.in_range(0, 1, max_padding=self.max_padding)
+    if self.buckets is not None:
+      # The same boundaries, in frames of this pipeline's front end.
+      buckets = dataclasses.replace(self.buckets, front_end=self.front_end)
+      object.__setattr__(self, 'buckets', buckets)
     checks.positive_int(chunk_size=self.chunk_size, repeats=self.repeats)
     checks.one_of(_LABELS_TOO_LONG, labels_too_long=self.labels_too_long)
     if self.max_utterance_sec > self.max_batch_sec:
@@ -139,15 +144,21 @@ class Pipeline:
       )
 
   @property
+  def batch_spec(self) -> Batch:
+    """Specs of this pipeline's batches; see `batch_spec`."""
+    return batch_spec(self.front_end.feature_dim)
+
+  @property
   def max_frames(self) -> int:
     """Frames of the longest utterance that is trained on."""
-    return log_mel.frames_of_seconds(self.max_utterance_sec)
+    return self.front_end.frames_of_seconds(self.max_utterance_sec)
 
   @property
   def max_samples(self) -> int:
     """Samples to keep of an utterance: enough to see that it is too long."""
     # More than max_frames, so that a cut utterance still counts as too long.
-    return log_mel.FRAME_LENGTH + (self.max_frames + 2) * log_mel.FRAME_SHIFT
+    front_end = self.front_end
+    return front_end.window + (self.max_frames + 2) * front_end.frame_shift
 
   @tf.autograph.experimental.do_not_convert
   def training_batches(
@@ -307,7 +318,7 @@ class Pipeline:
   def with_lengths(
       self, examples: tf.data.Dataset, *, is_training: bool = True
   ) -> tf.data.Dataset:
-    """Examples with their `length`, int32 [], of samples or of frames.
+    """Examples with their `length` in samples, int32 [].
 
     Record locations are returned unchanged.
 
@@ -319,8 +330,9 @@ class Pipeline:
       return examples
 
     def cut_and_measure(example):
-      if FEATURES in example:
-        return dict(example, length=tf.shape(example[FEATURES])[0])
+      if schema.FEATURES in example:
+        frames = tf.shape(example[schema.FEATURES])[0]
+        return dict(example, length=self.front_end.samples_of_frames(frames))
       waveform = example[schema.WAVEFORM]
       if is_training:
         waveform = waveform[: self.max_samples]
@@ -346,7 +358,18 @@ class Pipeline:
     # Three seeds, so that a run without SpecAugment has the same order of
     # batches and the same dropout.
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
-    lengths, num_samples, inputs = _padded_inputs(chunk)
+ num_samples = chunk['length']
+    lengths = self.front_end.num_frames(num_samples)
+    placeholder_frames = self.front_end.placeholder_frames
+    placeholder_samples = self.front_end.samples_of_frames(placeholder_frames)
+    # A placeholder is padded to some frames even if its utterance has fewer.
+    if schema.FEATURES in chunk:
+      paddings = [[0, 0], [0, placeholder_frames], [0, 0]]
+      inputs = tf.pad(chunk[schema.FEATURES], paddings)
+    else:
+      inputs = tf.pad(
+          chunk[schema.WAVEFORM], [[0, 0], [0, placeholder_samples]]
+      )
     labels, label_lengths = self._labels(chunk['transcript'])
     is_usable = self._is_usable(lengths, labels, label_lengths)
     # Evaluation decodes utterances whatever their labels, so only those without
@@ -354,8 +377,8 @@ class Pipeline:
     has_features = (
         is_usable if is_training else self.output_lengths(lengths) > 0
     )
-    lengths = tf.where(has_features, lengths, buckets_lib.PLACEHOLDER_FRAMES)
-    num_samples = tf.where(has_features, num_samples, _PLACEHOLDER_SAMPLES)
+    lengths = tf.where(has_features, lengths, placeholder_frames)
+    num_samples = tf.where(has_features, num_samples, placeholder_samples)
     # Stable, so that the order does not depend on the sorting algorithm.
     order = tf.argsort(num_samples, stable=True)
     ordered = lambda value: tf.gather(value, order)
@@ -418,10 +441,11 @@ class Pipeline:
     # Features (rank 3) or waveforms, cut to this batch's longest: the chunk is
     # padded to its own longest.
     if inputs.shape.rank == 3:
-      features = inputs[:, : tf.reduce_max(lengths)]
+      # Stored features are float16 until here: a chunk is large.
+      features = tf.cast(inputs[:, : tf.reduce_max(lengths)], tf.float32)
     else:
       num_samples = chunk.num_samples[start:end]
-      features, _ = log_mel.log_mel(
+      features, _ = self.front_end.features(
           inputs[:, : tf.reduce_max(num_samples)], num_samples
       )
     if is_training and self.augment is not None:
@@ -431,7 +455,7 @@ class Pipeline:
         features = augmented()
       else:
         features = tf.cond(is_augmented, augmented, lambda: features)
-    # SpecAugment and log-mel may have written into placeholders.
+    # SpecAugment and the front end may have written into placeholders.
     has_features = chunk.has_features[start:end, tf.newaxis, tf.newaxis]
     batch['features'] = tf.where(has_features, features, 0)
     # Labels are padded to the longest of the chunk.
@@ -448,7 +472,7 @@ class Pipeline:
       return batch
     return self.buckets.pad(
         batch,
-        max_batch_frames=log_mel.frames_of_seconds(self.max_batch_sec),
+        max_batch_frames=self.front_end.frames_of_seconds(self.max_batch_sec),
         output_lengths=self.output_lengths,
     )
 
@@ -538,7 +562,6 @@ class Pipeline:
     return labels, tf.cast(ids.row_lengths(), tf.int32)
 
 
-_PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(buckets_lib.PLACEHOLDER_FRAMES)
 # More than any client has; `batch` needs some number.
 _ALL_ROWS = 2**62
 # Maximum of utterances of a dataset in memory; more raise an error. TensorFlow
@@ -612,24 +635,6 @@ def _all_rows(examples: tf.data.Dataset) -> dict[str, tf.Tensor]:
   else:
     everything = everything.padded_batch(_MOST_PADDED_ROWS)
   return everything.with_options(_options()).get_single_element()
-
-
-def _padded_inputs(
-    chunk: dict[str, tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Lengths in frames and in samples, and the features or waveforms."""
-  # A placeholder is padded to some frames even if its utterance has fewer.
-  if FEATURES in chunk:
-    lengths = chunk['length']
-    paddings = [[0, 0], [0, buckets_lib.PLACEHOLDER_FRAMES], [0, 0]]
-    return (
-        lengths,
-        log_mel.samples_of_frames(lengths),
-        tf.pad(chunk[FEATURES], paddings),
-    )
-  num_samples = chunk['length']
-  inputs = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
-  return log_mel.num_frames(num_samples), num_samples, inputs
 
 
 def _batch_alone(chunk, number, batch: Batch) -> Batch:

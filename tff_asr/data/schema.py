@@ -32,6 +32,7 @@ CLIENT_ID = 'client_id'
 UTTERANCE_ID = 'utterance_id'
 TRANSCRIPT = 'transcript'
 WAVEFORM = 'waveform'
+FEATURES = 'features'
 AUDIO = 'audio'
 NUM_SAMPLES = 'num_samples'
 

@@ -25,6 +25,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import data_parallel
@@ -49,6 +50,7 @@ class CentralStep:
       encoder_frozen_steps: int = 0,
       encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
       jit_compile: bool = False,
+      front_end: front_end_lib.FrontEnd = front_end_lib.build_log_mel(),
   ):
     """Creates the process.
 
@@ -67,6 +69,7 @@ class CentralStep:
         as the head's.
       jit_compile: Whether XLA compiles gradient and update, once for each size
         of a batch: pad them to `buckets.LengthBuckets`. It rounds differently.
+      front_end: Computed the features of the batches.
 
     Raises:
       ValueError: An argument is out of range, or this machine lacks a device.
@@ -82,6 +85,7 @@ class CentralStep:
           group_optimizer=encoder_optimizer,
       )
     self._model = model
+    self._batch_spec = pipeline_lib.batch_spec(front_end.feature_dim)
     self._optimizer = optimizer
     self._seed = weights_lib.seed_pair(seed)
     self._max_grad_norm = max_grad_norm
@@ -98,7 +102,7 @@ class CentralStep:
     )
     self._divide = tf.function(
         functools.partial(_divide, num_parts=len(self._devices or [None])),
-        input_signature=[pipeline_lib.batch_spec()],
+        input_signature=[self._batch_spec],
         autograph=False,
     )
 
@@ -191,7 +195,7 @@ class CentralStep:
         merge=functools.partial(tf.nest.map_structure, tf.add),
         shared_spec=weights_lib.tensor_specs(self._model.specs),
         # One graph for all batches: a resumed run then has the same bits.
-        batch_spec=(pipeline_lib.batch_spec(), tf.TensorSpec([])),
+        batch_spec=(self._batch_spec, tf.TensorSpec([])),
         devices=self._devices,
     )
 

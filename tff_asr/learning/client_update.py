@@ -34,7 +34,6 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.features import log_mel
 from tff_asr.models import weights as weights_lib
 
 _WEIGHTS = ('utterances', 'seconds')
@@ -272,6 +271,7 @@ def _build_train(
         client_id=client.client_id,
         local=local,
         frozen=frozen,
+        frame_shift_sec=pipeline.front_end.frame_shift_sec,
     )
 
   return train
@@ -329,6 +329,7 @@ def _result(
     client_id: tf.Tensor,
     local: LocalTraining,
     frozen: Collection[str],
+    frame_shift_sec: float,
 ) -> tuple[tff.learning.templates.ClientResult, dict[str, tf.Tensor]]:
   """The client's delta, weighed, and its measurements."""
   num_utterances = totals['num_utterances']
@@ -337,7 +338,7 @@ def _result(
       weights_lib.without(frozen, before),
       weights_lib.without(frozen, after),
   )
-  audio_sec = totals['num_frames'] * log_mel.FRAME_SHIFT_SEC
+  audio_sec = totals['num_frames'] * frame_shift_sec
   if local.weigh_by is not None:
     # Before the clip, so that what one client adds to the sum stays below C.
     weight = num_utterances if local.weigh_by == 'utterances' else audio_sec

@@ -27,7 +27,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import schema
-from tff_asr.features import log_mel
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -42,7 +42,6 @@ _BATCH_SIZE = 8
 # Rounding may turn a near tie; more differing utterances are a defect.
 _MAX_DIFFERENT = 0.02
 # Appended to a waveform, so that every batch has a frame; changes no result.
-_PADDING_SAMPLES = 2 * log_mel.FRAME_LENGTH
 _NO_TOKEN = -1
 
 
@@ -58,6 +57,7 @@ class ExportedRecognizer(tf.Module):
       model: ctc.CtcModel,
       weights: weights_lib.Weights,
       tokens: Sequence[str],
+      front_end: front_end_lib.FrontEnd,
   ):
     """Initializes the module.
 
@@ -65,6 +65,7 @@ class ExportedRecognizer(tf.Module):
       model: The model.
       weights: Its weights, arrays or tensors by name.
       tokens: The text of each of its V - 1 token ids.
+      front_end: Computes its features; the export holds its weights, too.
 
     Raises:
       ValueError: The tokens are not those of the model.
@@ -76,12 +77,16 @@ class ExportedRecognizer(tf.Module):
           f'{len(tokens)} tokens.'
       )
     self._model = model
-    self._names = sorted(weights)
-    self.variables_by_name = [
-        # Variables, so that a SavedModel stores them apart from its graph,
-        # which is limited to 2 GB.
-        tf.Variable(weights[name], name=name, trainable=False)
-        for name in self._names
+    self._front_end = front_end
+    # Variables, so that a SavedModel stores them apart from its graph, which is
+    # limited to 2 GB.
+    self._weights = _variables(weights)
+    self._front_end_weights = _variables({
+        name: tensor.numpy() for name, tensor in front_end.tensors.items()
+    })
+    # Lists, because TensorFlow tracks no mapping with `/` in its keys.
+    self.variables_in_order = [
+        *self._weights.values(), *self._front_end_weights.values()
     ]
     self._tokens = list(tokens)
 
@@ -137,16 +142,28 @@ class ExportedRecognizer(tf.Module):
     """Computes features and logits, and decodes them greedily."""
     # TFLite cannot pad int16.
     samples = tf.cast(waveforms, tf.float32)
-    padded = tf.pad(samples, [[0, 0], [0, _PADDING_SAMPLES]])
-    features, lengths = log_mel.log_mel(padded, num_samples)
-    weights = dict(zip(self._names, self.variables_by_name, strict=True))
-    return ctc.greedy_tokens(
-        *self._model.logits(
-            {name: tf.convert_to_tensor(w) for name, w in weights.items()},
-            features,
-            lengths,
-        )
+    # An utterance of a few samples, too, has frames of padding then.
+    padding = 2 * max(self._front_end.window, self._front_end.frame_shift)
+    padded = tf.pad(samples, [[0, 0], [0, padding]])
+    features, lengths = self._front_end.features(
+        padded, num_samples, tensors=_values(self._front_end_weights)
     )
+    return ctc.greedy_tokens(
+        *self._model.logits(_values(self._weights), features, lengths)
+    )
+
+
+def _variables(
+    weights: Mapping[str, tf.types.experimental.TensorLike]
+) -> dict[str, tf.Variable]:
+  return {
+      name: tf.Variable(weights[name], name=name, trainable=False)
+      for name in sorted(weights)
+  }
+
+
+def _values(variables: Mapping[str, tf.Variable]) -> dict[str, tf.Tensor]:
+  return {name: tf.convert_to_tensor(v) for name, v in variables.items()}
 
 
 class Utterance(NamedTuple):
@@ -234,6 +251,7 @@ def export(
       model=recognizer.model,
       weights=recognizer.weights,
       tokens=tokenizer.tokens,
+      front_end=recognizer.pipeline.front_end,
   )
   path = os.path.join(output_dir, SAVED_MODEL)
   tf.saved_model.save(

@@ -101,7 +101,8 @@ class Recognizer:
     self.weights = weights_lib.to_tensors(weights)
     self._decode = decode or self._decode_greedily
     stride = _stride(model.encoder.output_lengths)
-    self._frame_samples = stride * log_mel.FRAME_SHIFT
+    front_end = pipeline.front_end
+    self._frame_samples = stride * front_end.frame_shift
     window = log_mel.samples_of_seconds(window_sec) // self._frame_samples
     # In output frames, so that windows start at whole frames and their logits
     # can be joined.
@@ -109,13 +110,13 @@ class Recognizer:
     # Each window contributes its middle.
     self._hop = window - 2 * self._margin
     self.window_samples = (
-        (window * stride - 1) * log_mel.FRAME_SHIFT + log_mel.FRAME_LENGTH
+        (window * stride - 1) * front_end.frame_shift + front_end.window
     )
 
     @tf.function(
         input_signature=[
             weights_lib.tensor_specs(model.specs),
-            pipeline_lib.batch_spec(),
+            pipeline.batch_spec,
         ],
         autograph=False,
     )

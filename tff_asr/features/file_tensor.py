@@ -1,0 +1,62 @@
+"""Tensors that stay in files: mapped into memory, never in a graph.
+
+The weights of a public model are the same in all rounds and for all clients.
+In a graph they would be constants, copied into each program and limited to 2
+GB. Here an op maps the file: all graphs and processes of a machine share its
+pages, and a graph holds the path only.
+
+    >>> import numpy as np
+    >>> tensor = write('weights.bin', np.ones([2, 3], np.float32))
+    >>> tensor.read().shape
+    TensorShape([2, 3])
+"""
+
+import math
+import os
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr import files
+
+
+class FileTensor(NamedTuple):
+  """A float32 tensor whose bytes, little-endian, are a file.
+
+  Attributes:
+    path: The file, absolute.
+    shape: The tensor's shape.
+  """
+
+  path: str
+  shape: tuple[int, ...]
+
+  def read(self) -> tf.Tensor:
+    """Returns the tensor, float32; traceable.
+
+    The op fails in the graph if the file is missing or too short.
+    """
+    # There is no kernel for GPUs: TensorFlow copies the tensor to them.
+    with tf.device('/device:CPU:0'):
+      return tf.raw_ops.ImmutableConst(
+          dtype=tf.float32, shape=self.shape, memory_region_name=self.path
+      )
+
+  def numpy(self) -> np.ndarray:
+    """Returns the values, mapped and read-only."""
+    if not math.prod(self.shape):
+      return np.zeros(self.shape, np.float32)
+    return np.memmap(self.path, '<f4', 'r', shape=self.shape)
+
+
+def write(path: str, values: np.ndarray) -> FileTensor:
+  """Writes a tensor's file.
+
+  Args:
+    path: The file; replaced as a whole, so that readers of an older one of the
+      same values are not disturbed.
+    values: Of any shape, converted to float32.
+  """
+  files.write(path, np.ascontiguousarray(values, '<f4').tobytes())
+  return FileTensor(os.path.abspath(path), tuple(values.shape))

@@ -1,0 +1,160 @@
+"""Front ends: what a model takes in place of a waveform.
+
+A front end is a part of a run, like its model and its tokenizer. Training,
+evaluation, transcribing, export and the stored features of `data_tools.embed`
+all compute features by the same `FrontEnd`:
+
+    >>> build_log_mel().num_frames(16000)
+    98
+
+`build_log_mel` and `build_whisper_log_mel` are here; `pretrained.features` makes
+one of a public model's encoder. To add your own, return a `FrontEnd`
+(docs/extending.md).
+
+  B: batch size. N: samples. T: feature frames. F: features of a frame.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr import rounding
+from tff_asr.features import file_tensor
+from tff_asr.features import log_mel
+from tff_asr.features import whisper_log_mel
+
+Tensors = Mapping[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FrontEnd:
+  """A front end.
+
+  Frame t covers the `window` samples from `t * frame_shift`, as far as lengths
+  are concerned; it may depend on more.
+
+  Attributes:
+    identity: What it computes, and with which weights. Stored features carry
+      it: a run takes those of its own front end only.
+    feature_dim: F.
+    frame_shift: Samples from one frame to the next.
+    window: Samples that the first frame needs.
+    compute: A function (waveforms int16 [B, N] or their values as float32,
+      num_samples int32 [B], tensors by name) to (features float32 [B, T, F],
+      feature_lengths int32 [B]). Padding of a waveform must not matter, and
+      features past an utterance's frames must be finite.
+    tensors: Its weights, which lie in files. No run trains them: they are no
+      part of a state, a broadcast, a clip or an exported set of weights.
+    placeholder_frames: Frames of a row without an utterance: the least that a
+      model takes.
+  """
+
+  identity: str
+  feature_dim: int
+  frame_shift: int
+  window: int
+  compute: Callable[
+      [tf.Tensor, tf.Tensor, Tensors], tuple[tf.Tensor, tf.Tensor]
+  ]
+  tensors: Mapping[str, file_tensor.FileTensor] = dataclasses.field(
+      default_factory=dict
+  )
+  placeholder_frames: int = 8
+
+  def features(
+      self,
+      waveforms: tf.Tensor,
+      num_samples: tf.Tensor,
+      *,
+      tensors: Optional[Tensors] = None,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes features.
+
+    Args:
+      waveforms: int16 [B, N], or their values as float32; 16 kHz mono, padded
+        with anything.
+      num_samples: int32 [B], samples of each utterance, in [0, N].
+      tensors: The weights; None reads them from their files, in the graph.
+
+    Returns:
+      features float32 [B, T, F] and feature_lengths int32 [B].
+    """
+    if tensors is None:
+      tensors = {name: each.read() for name, each in self.tensors.items()}
+    return self.compute(waveforms, num_samples, tensors)
+
+  def num_frames(self, num_samples):
+    """Frames of a waveform: windows that fit whole.
+
+    Args:
+      num_samples: Integer or integer tensor of any shape, at least 0.
+
+    Returns:
+      max(0, 1 + (num_samples - window) // frame_shift), of the same kind.
+    """
+    frames = 1 + (num_samples - self.window) // self.frame_shift
+    if isinstance(frames, (int, np.integer, np.ndarray)):
+      return np.maximum(frames, 0)
+    return tf.maximum(frames, 0)
+
+  def samples_of_frames(self, frames):
+    """Returns the middle of all numbers of samples with so many frames.
+
+    Args:
+      frames: Integer or integer tensor of any shape, at least 1.
+    """
+    first = self.window - self.frame_shift + self.frame_shift // 2
+    return self.frame_shift * frames + first
+
+  def frames_of_seconds(self, seconds: float) -> int:
+    """Whole frame shifts in a duration; see `log_mel.frames_of_seconds`."""
+    return rounding.whole(
+        seconds * log_mel.SAMPLE_RATE_HZ / self.frame_shift
+    )
+
+  @property
+  def frame_shift_sec(self) -> float:
+    return self.frame_shift / log_mel.SAMPLE_RATE_HZ
+
+
+def build_log_mel() -> FrontEnd:
+  """The log-mel features of the federated paper; see `log_mel`."""
+  return FrontEnd(
+      identity='log_mel',
+      feature_dim=log_mel.NUM_MEL_BINS,
+      frame_shift=log_mel.FRAME_SHIFT,
+      window=log_mel.FRAME_LENGTH,
+      compute=lambda waveforms, num_samples, unused_tensors: log_mel.log_mel(
+          waveforms, num_samples
+      ),
+  )
+
+
+def build_whisper_log_mel(
+    *, num_mel_bins: int = whisper_log_mel.NUM_MEL_BINS
+) -> FrontEnd:
+  """Whisper's log-mel features; see `whisper_log_mel`.
+
+  Args:
+    num_mel_bins: F, 80 or 128.
+
+  Raises:
+    ValueError: num_mel_bins is not a positive integer.
+  """
+  checks.positive_int(num_mel_bins=num_mel_bins)
+  return FrontEnd(
+      identity=f'whisper_log_mel {num_mel_bins}',
+      feature_dim=num_mel_bins,
+      frame_shift=whisper_log_mel.FRAME_SHIFT,
+      # Frames end with the utterance: N // 160.
+      window=whisper_log_mel.FRAME_SHIFT,
+      compute=lambda waveforms, num_samples, unused_tensors: (
+          whisper_log_mel.whisper_log_mel(
+              waveforms, num_samples, num_mel_bins=num_mel_bins
+          )
+      ),
+  )
