@@ -217,7 +217,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
   @property
   def element_type_structure(self) -> dict[str, tf.TensorSpec]:
     """`schema.element_spec`."""
-    return schema.element_spec()
+    return schema.element_spec(self._corpus.features)
 
   def records_of(
       self, client_ids: Iterable[str]

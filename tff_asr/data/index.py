@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -75,6 +75,7 @@ class Corpus:
     shards: The shard files, by number.
     files: SHA-256 of the other files, by name.
     origin: Where the corpus comes from, what was converted and dropped.
+    features: What records hold in place of audio; None: audio.
   """
 
   path: str
@@ -87,6 +88,7 @@ class Corpus:
   shards: tuple[Shard, ...]
   files: Mapping[str, str]
   origin: Mapping[str, Any]
+  features: Optional[schema.StoredFeatures] = None
 
 
 class Index(NamedTuple):
@@ -116,6 +118,7 @@ def write(
     encoding: str,
     characters: str,
     origin: Mapping[str, Any],
+    features: Optional[schema.StoredFeatures] = None,
 ) -> None:
   """Writes the index files and, last, corpus.json into `folder`.
 
@@ -128,6 +131,7 @@ def write(
     encoding: One of `schema.ENCODINGS`.
     characters: Every character that occurs in the transcripts.
     origin: What JSON can hold: corpus name, split, notices and the like.
+    features: What the records hold in place of audio, if they do.
 
   Raises:
     ValueError: If there are no clients, a client id is empty, contains a
@@ -162,6 +166,7 @@ def write(
           for name, content in contents.items()
       },
       'origin': dict(origin),
+      'features': None if features is None else features._asdict(),
   }
   # Last, so that a folder with a corpus.json has all files that it names.
   with open(os.path.join(folder, CORPUS_FILE), 'w', encoding='utf-8') as f:
@@ -297,9 +302,12 @@ def _read_corpus_file(path: str) -> Corpus:
     fields = {
         field.name: content[field.name]
         for field in dataclasses.fields(Corpus)
-        if field.name != 'path'
+        if field.name not in ('path', 'features')
     }
     fields['shards'] = tuple(Shard(**shard) for shard in fields['shards'])
+    # Corpora of audio that were written before do not have it.
+    if stored := content.get('features'):
+      fields['features'] = schema.StoredFeatures(**stored)
   except (KeyError, TypeError, ValueError) as e:
     raise ValueError(
         f'{name} is damaged ({type(e).__name__}: {e}); write the corpus again.'

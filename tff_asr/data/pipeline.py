@@ -143,6 +143,22 @@ class Pipeline:
           f'{self.max_utterance_sec}, found {self.buckets.boundaries_sec[-1]}.'
       )
 
+  def check_features(
+      self, stored: Optional[schema.StoredFeatures], *, of: str
+  ) -> None:
+    """Raises ValueError if stored features are not this front end's.
+
+    Args:
+      stored: What the records hold in place of audio; None: audio.
+      of: Names the corpus in the message.
+    """
+    if stored is not None and stored.identity != self.front_end.identity:
+      raise ValueError(
+          f'{of} holds features of another front end ({stored.identity}) than '
+          f'FRONT_END ({self.front_end.identity}): name the corpus of audio, or '
+          'compute features again with data_tools.embed.'
+      )
+
   @property
   def batch_spec(self) -> Batch:
     """Specs of this pipeline's batches; see `batch_spec`."""

@@ -100,7 +100,10 @@ class Reader:
     self._folder = corpus.path
     # The prefix of every shard's path; the number is known in the graph only.
     self._prefix, self._suffix = index.shard_name(0).split('00000')
-    self._decode = schema.build_decode_fn(corpus.encoding)
+    self._stored = corpus.features
+    self._decode = schema.build_decode_fn(
+        corpus.encoding, stored=corpus.features
+    )
 
   @tf.autograph.experimental.do_not_convert
   def read(
@@ -113,15 +116,16 @@ class Reader:
       max_samples: Samples to keep of a record at most.
 
     Returns:
-      client_id, transcript, utterance_id string [n]; waveform int16 [n, N], 0
-      past each length; length int32 [n].
+      client_id, transcript, utterance_id string [n]; waveform int16 [n, N], or
+      features float16 [n, T, F], 0 past each length; length int32 [n], in
+      samples.
     """
     features = self._parse(rows)
     lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
     # A chunk is padded to its longest record, so this also bounds its memory.
     lengths = tf.minimum(lengths, max_samples)
-    waveforms = self._decode(features, tf.reduce_max(lengths))
-    return dict(_element(features, waveforms), **{LENGTH: lengths})
+    contents = self._decode(features, tf.reduce_max(lengths))
+    return dict(self._element(features, contents), **{LENGTH: lengths})
 
   def read_dataset(self, rows: RecordLocations) -> tf.data.Dataset:
     """Returns elements of `schema.element_spec`, in the order of the rows."""
@@ -130,7 +134,11 @@ class Reader:
     def decode(record):
       features = {name: value[tf.newaxis] for name, value in record.items()}
       length = tf.cast(record[schema.NUM_SAMPLES], tf.int32)
-      return _element(record, self._decode(features, length)[0])
+      content = self._decode(features, length)[0]
+      if self._stored:
+        # An utterance without frames was padded to one.
+        content = content[: self._stored.num_frames(length)]
+      return self._element(record, content)
 
     # Records are parsed in groups, which is faster, and decoded one by one,
     # because their waveforms differ in length.
@@ -186,15 +194,15 @@ class Reader:
     with tf.control_dependencies([same_client]):
       return tf.nest.map_structure(tf.identity, features)
 
-
-def _element(
-    features: Mapping[str, tf.Tensor], waveform: tf.Tensor
-) -> schema.Element:
-  """The entries of `schema.element_spec`, of one record or of several."""
-  features = dict(features, **{schema.WAVEFORM: waveform})
-  return collections.OrderedDict(
-      (name, features[name]) for name in schema.element_spec()
-  )
+  def _element(
+      self, features: Mapping[str, tf.Tensor], content: tf.Tensor
+  ) -> schema.Element:
+    """The entries of `schema.element_spec`, of one record or of several."""
+    key = schema.FEATURES if self._stored else schema.WAVEFORM
+    features = dict(features, **{key: content})
+    return collections.OrderedDict(
+        (name, features[name]) for name in schema.element_spec(self._stored)
+    )
 
 
 def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:

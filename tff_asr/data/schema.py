@@ -1,24 +1,29 @@
 """Record format: one utterance on disk, and as an element of a dataset.
 
-A record is a serialized `tf.train.Example` with five features:
+A record is a serialized `tf.train.Example` with five values:
 
 | feature        | type  | content                                          |
 |----------------|-------|--------------------------------------------------|
 | `client_id`    | bytes | UTF-8                                            |
 | `utterance_id` | bytes | UTF-8                                            |
 | `transcript`   | bytes | UTF-8                                            |
-| `audio`        | bytes | the bytes that `audio.encode` returns            |
+| `audio`        | bytes | the bytes that `audio.encode` returns; or the    |
+|                |       | features of a front end, float16 [T, F]          |
 | `num_samples`  | int64 | length of the audio, 16 kHz mono                 |
 
 `pcm` is parsed with core TensorFlow ops, so every execution context reads it.
 `flac` is about half the size. tensorflow-io decodes it in the graph, bit
 exactly; TFF's native worker, which does not import tensorflow-io, cannot.
 
-  n: records. N: samples.
+`data_tools.embed` replaces audio by features (`StoredFeatures`).
+
+  n: records. N: samples. T: feature frames. F: features of a frame.
 """
 
 import collections
 from collections.abc import Callable, Mapping
+import functools
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -39,18 +44,46 @@ NUM_SAMPLES = 'num_samples'
 Element = collections.OrderedDict[str, tf.Tensor]
 
 
-def element_spec() -> collections.OrderedDict[str, tf.TensorSpec]:
+class StoredFeatures(NamedTuple):
+  """The front end whose features records hold in place of audio.
+
+  Attributes:
+    identity: See `features.front_end.FrontEnd`, as the others.
+    feature_dim: F.
+    frame_shift: Samples.
+    window: Samples.
+  """
+
+  identity: str
+  feature_dim: int
+  frame_shift: int
+  window: int
+
+  def num_frames(self, num_samples: tf.Tensor) -> tf.Tensor:
+    """As `FrontEnd.num_frames`."""
+    frames = 1 + (num_samples - self.window) // self.frame_shift
+    return tf.maximum(frames, 0)
+
+
+def element_spec(
+    stored: Optional[StoredFeatures] = None,
+) -> collections.OrderedDict[str, tf.TensorSpec]:
   """Returns the type of one element of a client's dataset.
 
   Keys are sorted: `client_id`, `transcript`, `utterance_id` string [], and
-  `waveform` int16 [N].
+  `waveform` int16 [N]; or, of stored features, `features` float16 [T, F].
   """
-  return collections.OrderedDict([
-      (CLIENT_ID, tf.TensorSpec([], tf.string)),
-      (TRANSCRIPT, tf.TensorSpec([], tf.string)),
-      (UTTERANCE_ID, tf.TensorSpec([], tf.string)),
-      (WAVEFORM, tf.TensorSpec([None], tf.int16)),
-  ])
+  content = (WAVEFORM, tf.TensorSpec([None], tf.int16))
+  if stored is not None:
+    content = (FEATURES, tf.TensorSpec([None, stored.feature_dim], tf.float16))
+  return collections.OrderedDict(
+      sorted([
+          (CLIENT_ID, tf.TensorSpec([], tf.string)),
+          (TRANSCRIPT, tf.TensorSpec([], tf.string)),
+          (UTTERANCE_ID, tf.TensorSpec([], tf.string)),
+          content,
+      ])
+  )
 
 
 def serialize(
@@ -111,22 +144,25 @@ def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def build_decode_fn(
-    encoding: str,
+    encoding: str, *, stored: Optional[StoredFeatures] = None
 ) -> Callable[[Mapping[str, tf.Tensor], tf.Tensor], tf.Tensor]:
   """Returns a function that decodes the audio of records into one tensor.
 
   Args:
     encoding: One of `ENCODINGS`. 'flac' imports tensorflow-io.
+    stored: Records hold these features, whatever the encoding; None: audio.
 
   Returns:
     A graph function from the features that `parse` returns (n at least 1) and
     `max_samples` int32 [], at least 1, to waveforms int16 [n, max_samples], 0
-    past the end of each. It raises InvalidArgumentError if audio does not have
+    past the end of each; or to float16 [n, T, F], T the frames of max_samples. It raises InvalidArgumentError if audio does not have
     its `num_samples`.
 
   Raises:
     ValueError: If `encoding` is unknown.
   """
+  if stored is not None:
+    return functools.partial(_decode_features, stored=stored)
   checks.one_of(ENCODINGS, encoding=encoding)
   if encoding == 'pcm':
     return _decode_pcm
@@ -153,6 +189,31 @@ def _decode_pcm(
         little_endian=True,
         fixed_length=2 * max_samples,
     )
+
+
+def _decode_features(
+    features: Mapping[str, tf.Tensor],
+    max_samples: tf.Tensor,
+    *,
+    stored: StoredFeatures,
+) -> tf.Tensor:
+  """Features of little-endian float16 bytes."""
+  frame_bytes = 2 * stored.feature_dim
+  check = _check_lengths(
+      'bytes of features',
+      tf.cast(tf.strings.length(features[AUDIO]), tf.int64),
+      frame_bytes * stored.num_frames(features[NUM_SAMPLES]),
+  )
+  # At least one: `decode_raw` needs a positive length.
+  frames = tf.maximum(stored.num_frames(max_samples), 1)
+  with tf.control_dependencies([check]):
+    values = tf.io.decode_raw(
+        features[AUDIO],
+        tf.float16,
+        little_endian=True,
+        fixed_length=frame_bytes * frames,
+    )
+  return tf.reshape(values, [-1, frames, stored.feature_dim])
 
 
 def _decode_flac(

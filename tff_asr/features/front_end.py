@@ -49,6 +49,8 @@ class FrontEnd:
       features past an utterance's frames must be finite.
     tensors: Its weights, which lie in files. No run trains them: they are no
       part of a state, a broadcast, a clip or an exported set of weights.
+    num_layers: Parts of equal width that a frame's features consist of, such as
+      the layers of an encoder.
     placeholder_frames: Frames of a row without an utterance: the least that a
       model takes.
   """
@@ -63,6 +65,7 @@ class FrontEnd:
   tensors: Mapping[str, file_tensor.FileTensor] = dataclasses.field(
       default_factory=dict
   )
+  num_layers: int = 1
   placeholder_frames: int = 8
 
   def features(

@@ -190,6 +190,7 @@ class CentralTraining(
         encoder_frozen_steps=self.encoder_frozen_steps,
         encoder_optimizer=self.encoder_optimizer,
         jit_compile=self.jit_compile,
+        front_end=self.pipeline.front_end,
     )
 
   @functools.cached_property

@@ -130,7 +130,7 @@ class Evaluator:
     Raises:
       ValueError: The transcripts have a character that is not a token.
     """
-    check_characters(client_data, pipeline)
+    check_corpus(client_data, pipeline)
     self._pipeline = pipeline
     self.client_data = client_data
     tokenizer = pipeline.tokenizer
@@ -242,18 +242,22 @@ class Evaluator:
     return self._pipeline.evaluation_batches(examples)
 
 
-def check_characters(
+def check_corpus(
     client_data: tff.simulation.datasets.ClientData,
     pipeline: pipeline_lib.Pipeline,
 ) -> None:
-  """Raises ValueError if a corpus has characters that are not tokens.
+  """Raises ValueError if a corpus does not suit a pipeline.
 
-  Without a tokenizer the model outputs no tokens, and any transcripts will do.
-  Data without a corpus description (not made by `data.index`) are checked while
+  Its transcripts have characters that are not tokens, or it holds features of
+  another front end. Without a tokenizer the model outputs no tokens, and any
+  transcripts will do. Data without a corpus description (not made by `data.index`) are checked while
   they are read.
   """
   corpus = client_data_lib.corpus_of(client_data)
-  if corpus is None or pipeline.tokenizer is None:
+  if corpus is None:
+    return
+  pipeline.check_features(corpus.features, of=corpus.path)
+  if pipeline.tokenizer is None:
     return
   missing = pipeline.tokenizer.missing(corpus.characters)
   if missing:
@@ -296,7 +300,7 @@ def evaluate(
   if not runs or isinstance(runs, str):
     raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
   checks.check_all(
-      lambda: check_characters(client_data, pipeline),
+      lambda: check_corpus(client_data, pipeline),
       *(
           functools.partial(
               run_dir.check_model, run, model=model, tokens=tokens

@@ -19,23 +19,32 @@ import sys
 
 from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import front_end
 from tff_asr.features import spec_augment
 from tff_asr.models import conformer
 from tff_asr.models import conv
 from tff_asr.models import ctc
+from tff_asr.models import layer_mix
 from tff_asr.models import subsampling
 from tff_asr.models import transformer
+from tff_asr.pretrained import features
 from tff_asr.storage import run_dir
 from tff_asr.storage import tensor_file
 from tff_asr.text import tokenizer
 
-# None of these touches a file or the operating system.
+# None of these touches a file or the operating system, except that
+# `features.of_model` reads a public model, which cannot run code.
 BUILDERS: Mapping[str, Callable[..., object]] = {
     f'{builder.__module__}.{builder.__qualname__}': builder
     for builder in (
         conformer.build,
         conv.build,
         ctc.build,
+        features.of_model,
+        front_end.build_log_mel,
+        front_end.build_whisper_log_mel,
+        layer_mix.build,
+        layer_mix.output_lengths,
         pipeline_lib.Pipeline,
         spec_augment.build,
         subsampling.output_lengths_3x,

@@ -1,0 +1,184 @@
+"""Features of a public model's encoder, computed once: a corpus of features.
+
+    python -m data_tools.embed --pretrained=whisper-tiny.en \\
+        --input_dir=data/an4/train.public --output_dir=data/an4_tiny/train.public
+
+A run whose front end is that model's (gin/models/public_head.gin) reads the new
+corpus in place of the old one, so that a round costs the head alone. The
+utterances, transcripts, speakers and their ids are those of the corpus of
+audio. Features are float16: 2 L D bytes a frame, which is several times the
+audio (whisper-tiny.en, all layers: 150 kB a second of audio, PCM 32 kB).
+
+Features are as personal as the recordings: voices can be told from them, and
+words. Keep them like the recordings.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.install_early_sigint(__name__)
+
+from collections.abc import Iterator
+import hashlib
+import os
+import shutil
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from tff_asr import files
+from tff_asr.data import index
+from tff_asr.data import records
+from tff_asr.data import schema
+from tff_asr.data import speakers
+from tff_asr.features import front_end as front_end_lib
+from tff_asr.pretrained import features
+
+_PRETRAINED = flags.DEFINE_string(
+    'pretrained', None, 'Name or folder of a public model. Required.'
+)
+_LAYERS = flags.DEFINE_list(
+    'layers', None, 'Numbers of the encoder\'s layers, as 3,4; by default all.'
+)
+_INPUT_DIR = flags.DEFINE_string(
+    'input_dir', None, 'The folder of a corpus of audio. Required.'
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir', None, 'The new corpus: a folder that is not there. Required.'
+)
+
+# TFRecord: a length of 8 bytes, and two checksums of 4.
+_RECORD_OVERHEAD_BYTES = 16
+
+
+@files.for_owner_only()
+def embed(
+    input_dir: str, output_dir: str, *, front_end: front_end_lib.FrontEnd
+) -> index.Corpus:
+  """Writes a corpus of features.
+
+  It appears in output_dir when it is complete.
+
+  Args:
+    input_dir: A corpus of audio.
+    output_dir: The new folder.
+    front_end: Computes the features.
+
+  Returns:
+    The new corpus.
+
+  Raises:
+    ValueError: input_dir is not a corpus of audio, or output_dir exists.
+  """
+  source = index.read(input_dir)
+  if source.corpus.features is not None:
+    raise ValueError(
+        f'{input_dir} holds features ({source.corpus.features.identity}): name '
+        'the corpus of audio.'
+    )
+  if os.path.exists(output_dir):
+    raise ValueError(f'{output_dir} exists: choose another folder.')
+  partial = output_dir.rstrip('/') + '.partial'
+  # What an interrupted run left: it takes minutes to compute again.
+  shutil.rmtree(partial, ignore_errors=True)
+  os.makedirs(partial)
+  offsets = np.zeros_like(source.offsets)
+  shards = []
+  bar = tqdm.tqdm(total=len(offsets), unit=' utterances')
+  for number in range(len(source.corpus.shards)):
+    path = os.path.join(partial, index.shard_name(number))
+    position = 0
+    with tf.io.TFRecordWriter(path) as writer:
+      for record, content in _records(source, number, front_end):
+        writer.write(content)
+        offsets[record] = position
+        position += len(content) + _RECORD_OVERHEAD_BYTES
+        bar.update()
+    with open(path, 'rb') as f:
+      sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
+    shards.append(index.Shard(os.path.basename(path), position, sha256))
+  bar.close()
+  if os.path.exists(os.path.join(input_dir, speakers.SPEAKERS_FILE)):
+    shutil.copy(os.path.join(input_dir, speakers.SPEAKERS_FILE), partial)
+  index.write(
+      partial,
+      clients=source.clients,
+      offsets=offsets,
+      shards=shards,
+      encoding=source.corpus.encoding,
+      characters=source.corpus.characters,
+      origin=source.corpus.origin,
+      features=schema.StoredFeatures(
+          front_end.identity,
+          front_end.feature_dim,
+          front_end.frame_shift,
+          front_end.window,
+      ),
+  )
+  os.rename(partial, output_dir)
+  return index.read(output_dir).corpus
+
+
+def _records(
+    source: index.Index, shard: int, front_end: front_end_lib.FrontEnd
+) -> Iterator[tuple[int, bytes]]:
+  """Yields the numbers of a shard's records, and their new contents."""
+  clients = source.clients
+  ids, numbers = [], []
+  for row in np.flatnonzero(clients.shards == shard):
+    first, count = clients.first_records[row], clients.num_utterances[row]
+    ids += [clients.client_ids[row]] * int(count)
+    numbers += range(first, first + count)
+  numbers = np.array(numbers)
+  rows = records.locations(
+      np.array(ids, object),
+      shard=np.full(len(numbers), shard, np.int64),
+      offset=source.offsets[numbers],
+  )
+  reader = records.Reader(source.corpus)
+
+  @tf.function(
+      input_signature=[
+          tf.TensorSpec([None, None], tf.int16), tf.TensorSpec([None], tf.int32)
+      ],
+      autograph=False,
+  )
+  def compute(waveforms, num_samples):
+    # One at a time is slower, but a batch would be rounded by its longest.
+    values, lengths = front_end.features(waveforms, num_samples)
+    return tf.cast(values, tf.float16), lengths
+
+  for number, example in zip(numbers, reader.read_dataset(rows), strict=True):
+    waveform = example[schema.WAVEFORM]
+    values, lengths = compute(waveform[tf.newaxis], tf.shape(waveform))
+    content = values[0, : lengths[0]].numpy()
+    if not np.all(np.isfinite(content)):
+      raise ValueError(
+          f'features of {example[schema.UTTERANCE_ID].numpy().decode()} are '
+          'not finite in float16: the model does not suit this recording.'
+      )
+    yield number, schema.serialize(
+        client_id=example[schema.CLIENT_ID].numpy().decode(),
+        utterance_id=example[schema.UTTERANCE_ID].numpy().decode(),
+        transcript=example[schema.TRANSCRIPT].numpy().decode(),
+        audio=np.ascontiguousarray(content, '<f2').tobytes(),
+        num_samples=len(waveform),
+    )
+
+
+def _main(argv: list[str]) -> None:
+  del argv
+  layers = None if _LAYERS.value is None else tuple(map(int, _LAYERS.value))
+  front_end = features.of_model(name=_PRETRAINED.value, layers=layers)
+  corpus = embed(_INPUT_DIR.value, _OUTPUT_DIR.value, front_end=front_end)
+  size = sum(shard.num_bytes for shard in corpus.shards)
+  print(
+      f'{corpus.num_utterances} utterances of {corpus.num_clients} speakers, '
+      f'{size / 2**20:.0f} MiB of features ({front_end.identity}).'
+  )
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['pretrained', 'input_dir', 'output_dir'])
+  launch.run(_main, after_interrupt='the same command starts again.')

@@ -1,0 +1,173 @@
+"""Front end of a public model's encoder, which no run trains.
+
+Its features are the outputs of some of the encoder's layers, side by side. A
+model on top of them (`models.layer_mix`) is all that a run trains, so only its
+weights are sent, clipped, noised and saved:
+
+    front_end = build(public=sources.load('whisper-tiny.en'))
+
+The weights lie in files that TensorFlow maps (`features.file_tensor`). Where
+rounds take long, `data_tools.embed` computes the features once.
+
+  B: batch size. N: samples. S: output frames. L: layers. D: encoder's width.
+"""
+
+from collections.abc import Sequence
+import functools
+import math
+import os
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr import files
+from tff_asr.features import file_tensor
+from tff_asr.features import front_end as front_end_lib
+from tff_asr.features import waveform as waveform_lib
+from tff_asr.features import whisper_log_mel
+from tff_asr.pretrained import public_model
+from tff_asr.pretrained import sources
+
+_INPUTS = {
+    public_model.WHISPER_LOG_MEL: whisper_log_mel.whisper_log_mel,
+    public_model.WAVEFORM: waveform_lib.waveform,
+}
+CACHE_VARIABLE = 'TFF_ASR_CACHE'
+
+
+def build(
+    *,
+    public: public_model.PublicModel,
+    layers: Optional[Sequence[int]] = None,
+) -> front_end_lib.FrontEnd:
+  """Builds the front end.
+
+  Args:
+    public: The public model.
+    layers: Numbers of the layers, from 0, the inputs of the first block, to the
+      number of blocks. None: all but 0.
+
+  Returns:
+    A front end with F = L D, in float16's precision, as stored features have.
+
+  Raises:
+    ValueError: There is no such layer.
+  """
+  encoder = public.encoder
+  num_blocks = _num_blocks(public)
+  chosen = tuple(range(1, num_blocks + 1) if layers is None else layers)
+  if not chosen or len(set(chosen)) != len(chosen):
+    raise ValueError(f'layers must name layers, each once; found {chosen}.')
+  for layer in chosen:
+    checks.in_range(0, num_blocks, layers=layer)
+  inputs = _INPUTS[public.front_end]
+
+  def compute(waveforms, num_samples, tensors):
+    features, lengths = inputs(
+        waveforms, num_samples, **public.front_end_settings
+    )
+    outputs, lengths = encoder.layer_outputs(tensors, features, lengths, None)
+    features = tf.concat([outputs[layer] for layer in chosen], axis=-1)
+    # Rounded, so that stored features are the same.
+    return tf.cast(tf.cast(features, tf.float16), tf.float32), lengths
+
+  window, frame_shift = _frames(public)
+  numbers = ','.join(map(str, chosen))
+  return front_end_lib.FrontEnd(
+      identity=f'{public.description}, layers {numbers}',
+      feature_dim=len(chosen) * encoder.output_dim,
+      frame_shift=frame_shift,
+      window=window,
+      compute=compute,
+      tensors=map_weights(public),
+      num_layers=len(chosen),
+  )
+
+
+def of_model(
+    *,
+    name: str,
+    layers: Optional[Sequence[int]] = None,
+    sha256: Optional[str] = None,
+) -> front_end_lib.FrontEnd:
+  """As `build`, of a model by its name.
+
+  Args:
+    name: Name or folder of the model; see `sources.load`.
+    layers: As for `build`.
+    sha256: Digest that the file of weights must have; None: any.
+
+  Raises:
+    ValueError: As `sources.load` and `build`, or another digest.
+  """
+  return _of_model(name, None if layers is None else tuple(layers), sha256)
+
+
+# Each part of a configuration that names the front end builds it.
+@functools.lru_cache(maxsize=2)
+def _of_model(
+    name: str, layers: Optional[tuple[int, ...]], sha256: Optional[str]
+) -> front_end_lib.FrontEnd:
+  public = sources.load(name)
+  if sha256 not in (None, public.sha256):
+    raise ValueError(
+        f'{name} has the SHA-256 {public.sha256}, not {sha256}: name the model '
+        'that the run was trained on.'
+    )
+  return build(public=public, layers=layers)
+
+
+def map_weights(
+    public: public_model.PublicModel,
+) -> dict[str, file_tensor.FileTensor]:
+  """Writes a model's weights to this machine's cache, once, and maps them.
+
+  The cache is $TFF_ASR_CACHE, or `tff_asr` in $XDG_CACHE_HOME or ~/.cache. On a
+  Ray cluster it must be a folder that all machines share.
+  """
+  folder = os.path.join(_cache(), 'pretrained', public.sha256)
+  os.makedirs(folder, exist_ok=True)
+  found = {}
+  for name, values in public.weights.items():
+    path = os.path.join(folder, name.replace('/', '.') + '.f32')
+    size = 4 * math.prod(values.shape)
+    if os.path.exists(path) and os.path.getsize(path) == size:
+      found[name] = file_tensor.FileTensor(path, tuple(values.shape))
+    else:
+      found[name] = file_tensor.write(path, values)
+  return found
+
+
+def _cache() -> str:
+  """The folder of this user's cache."""
+  if folder := os.environ.get(CACHE_VARIABLE):
+    return os.path.abspath(folder)
+  base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return os.path.join(base, 'tff_asr')
+
+
+def _num_blocks(public: public_model.PublicModel) -> int:
+  """Blocks of the encoder, by the names of their weights."""
+  return len({
+      name.partition('/')[0]
+      for name in public.encoder.specs
+      if name.startswith('block_')
+  })
+
+
+def _frames(public: public_model.PublicModel) -> tuple[int, int]:
+  """Samples of the first output frame, and between two.
+
+  Both are measured: encoders and front ends have functions of lengths only.
+  """
+  shift = 1 if public.front_end == public_model.WAVEFORM else (
+      whisper_log_mel.FRAME_SHIFT
+  )
+  frames = np.arange(1, 2000)
+  lengths = np.asarray(public.encoder.output_lengths(tf.constant(frames)))
+  firsts = frames[np.searchsorted(lengths, np.arange(1, 4))]
+  window, frame_shift = firsts[0] * shift, (firsts[1] - firsts[0]) * shift
+  assert firsts[2] - firsts[1] == firsts[1] - firsts[0], public.name
+  return int(window), int(frame_shift)
