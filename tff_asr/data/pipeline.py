@@ -374,18 +374,7 @@ class Pipeline:
     # Three seeds, so that a run without SpecAugment has the same order of
     # batches and the same dropout.
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
- num_samples = chunk['length']
-    lengths = self.front_end.num_frames(num_samples)
-    placeholder_frames = self.front_end.placeholder_frames
-    placeholder_samples = self.front_end.samples_of_frames(placeholder_frames)
-    # A placeholder is padded to some frames even if its utterance has fewer.
-    if schema.FEATURES in chunk:
-      paddings = [[0, 0], [0, placeholder_frames], [0, 0]]
-      inputs = tf.pad(chunk[schema.FEATURES], paddings)
-    else:
-      inputs = tf.pad(
-          chunk[schema.WAVEFORM], [[0, 0], [0, placeholder_samples]]
-      )
+    lengths, num_samples, inputs = self._padded_inputs(chunk)
     labels, label_lengths = self._labels(chunk['transcript'])
     is_usable = self._is_usable(lengths, labels, label_lengths)
     # Evaluation decodes utterances whatever their labels, so only those without
@@ -393,8 +382,12 @@ class Pipeline:
     has_features = (
         is_usable if is_training else self.output_lengths(lengths) > 0
     )
-    lengths = tf.where(has_features, lengths, placeholder_frames)
-    num_samples = tf.where(has_features, num_samples, placeholder_samples)
+    lengths = tf.where(
+        has_features, lengths, self.front_end.placeholder_frames
+    )
+    num_samples = tf.where(
+        has_features, num_samples, self._placeholder_samples
+    )
     # Stable, so that the order does not depend on the sorting algorithm.
     order = tf.argsort(num_samples, stable=True)
     ordered = lambda value: tf.gather(value, order)
@@ -545,6 +538,25 @@ class Pipeline:
 
     # No autograph: the code has no Python loop over tensors.
     return tf.function(slice_batch, autograph=False)
+
+  @property
+  def _placeholder_samples(self) -> int:
+    return self.front_end.samples_of_frames(self.front_end.placeholder_frames)
+
+  def _padded_inputs(
+      self, chunk: dict[str, tf.Tensor]
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Lengths in frames and in samples, and the features or waveforms."""
+    # A placeholder is padded to some frames even if its utterance has fewer.
+    if schema.FEATURES in chunk:
+      frames = self.front_end.placeholder_frames
+      inputs = tf.pad(chunk[schema.FEATURES], [[0, 0], [0, frames], [0, 0]])
+    else:
+      inputs = tf.pad(
+          chunk[schema.WAVEFORM], [[0, 0], [0, self._placeholder_samples]]
+      )
+    num_samples = chunk['length']
+    return self.front_end.num_frames(num_samples), num_samples, inputs
 
   def _is_usable(
       self, lengths: tf.Tensor, labels: tf.Tensor, label_lengths: tf.Tensor
