@@ -1,7 +1,8 @@
 """Features of a public model's encoder, computed once: a corpus of features.
 
     python -m data_tools.embed --pretrained=whisper-tiny.en \\
-        --input_dir=data/an4/train.public --output_dir=data/an4_tiny/train.public
+        --input_dir=data/an4/train.public \\
+        --output_dir=data/an4_whisper/train.public
 
 A run whose front end is that model's (gin/models/public_head.gin) reads the new
 corpus in place of the old one, so that a round costs the head alone. The
@@ -69,7 +70,8 @@ def embed(
     The new corpus.
 
   Raises:
-    ValueError: input_dir is not a corpus of audio, or output_dir exists.
+    ValueError: input_dir is not a corpus of audio, output_dir exists, or an
+      utterance is longer than the model takes.
   """
   source = index.read(input_dir)
   if source.corpus.features is not None:
@@ -151,6 +153,10 @@ def _records(
 
   for number, example in zip(numbers, reader.read_dataset(rows), strict=True):
     waveform = example[schema.WAVEFORM]
+    front_end.check_duration(
+        len(waveform) / source.corpus.sample_rate_hz,
+        of=example[schema.UTTERANCE_ID].numpy().decode(),
+    )
     values, lengths = compute(waveform[tf.newaxis], tf.shape(waveform))
     content = values[0, : lengths[0]].numpy()
     if not np.all(np.isfinite(content)):
@@ -169,7 +175,12 @@ def _records(
 
 def _main(argv: list[str]) -> None:
   del argv
-  layers = None if _LAYERS.value is None else tuple(map(int, _LAYERS.value))
+  try:
+    layers = None if _LAYERS.value is None else tuple(map(int, _LAYERS.value))
+  except ValueError as e:
+    raise ValueError(
+        f'--layers takes numbers, as 3,4; found {",".join(_LAYERS.value)}.'
+    ) from e
   front_end = features.of_model(name=_PRETRAINED.value, layers=layers)
   corpus = embed(_INPUT_DIR.value, _OUTPUT_DIR.value, front_end=front_end)
   size = sum(shard.num_bytes for shard in corpus.shards)

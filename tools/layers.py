@@ -81,7 +81,9 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'tensorflow_privacy',
         ),
         # Importers of public models.
-        'pretrained': ('huggingface_hub', 'numpy', 'safetensors'),
+        'pretrained': (
+            'huggingface_hub', 'numpy', 'safetensors', 'tensorflow',
+        ),
     },
     # A run's folder: states, metrics, what was configured.
     {
@@ -132,12 +134,14 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.checks',
     'tff_asr.data.audio',
     'tff_asr.data.index',
+    'tff_asr.data.records',
     'tff_asr.data.schema',
     'tff_asr.data.speakers',
     'tff_asr.data.summaries',
     'tff_asr.features',
     'tff_asr.files',
     'tff_asr.launch',
+    'tff_asr.pretrained',
     'tff_asr.rounding',
     'tff_asr.text',
 )

@@ -11,9 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests import front_ends
 from tests.learning import tiny
 from tests.recognition import recognizers
 from tff_asr.data import client_data
+from tff_asr.features import front_end
 from tff_asr.recognition import export
 from tff_asr.recognition import recognizer as recognizer_lib
 
@@ -43,7 +45,10 @@ class ExportedRecognizerTest(absltest.TestCase):
     cls.model = fakes.tiny_model()
     cls.weights = cls.model.initialize(tf.constant([1, 2]))
     cls.exported = export.ExportedRecognizer(
-        model=cls.model, weights=cls.weights, tokens=' abc'
+        model=cls.model,
+        weights=cls.weights,
+        tokens=' abc',
+        front_end=front_end.build_log_mel(),
     )
     cls.waveforms = _waveforms()
     recognizer = recognizer_lib.Recognizer(
@@ -74,7 +79,10 @@ class ExportedRecognizerTest(absltest.TestCase):
   def test_tokens_may_be_pieces_of_words(self):
     tokens = 'a ', ' ab', 'bc', 'ca'
     pieces = export.ExportedRecognizer(
-        model=self.model, weights=self.weights, tokens=tokens
+        model=self.model,
+        weights=self.weights,
+        tokens=tokens,
+        front_end=front_end.build_log_mel(),
     )
     (waveform,) = _waveforms()[:1]
     outputs = pieces.transcribe(
@@ -105,7 +113,12 @@ class ExportedRecognizerTest(absltest.TestCase):
     model = tiny.recognizer()
     weights = model.initialize(tf.constant([1, 2]))
     converted = export._convert(  # pylint: disable=protected-access
-        export.ExportedRecognizer(model=model, weights=weights, tokens=' abc')
+        export.ExportedRecognizer(
+            model=model,
+            weights=weights,
+            tokens=' abc',
+            front_end=front_end.build_log_mel(),
+        )
     )
     interpreter = tf.lite.Interpreter(model_content=converted)
     details = interpreter.get_tensor_details()
@@ -129,7 +142,10 @@ class ExportedRecognizerTest(absltest.TestCase):
   def test_characters_of_another_model_are_refused(self):
     with self.assertRaisesRegex(ValueError, '4 tokens and a blank, found 2'):
       export.ExportedRecognizer(
-          model=self.model, weights=self.weights, tokens='ab'
+          model=self.model,
+          weights=self.weights,
+          tokens='ab',
+          front_end=front_end.build_log_mel(),
       )
 
 
@@ -241,6 +257,14 @@ class ExportTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'contains an export already'):
       export.export(
           recognizer=self.recognizer, client_data=data, output_dir=self.folder
+      )
+    with self.assertRaisesRegex(ValueError, 'holds features'):
+      export.export(
+          recognizer=self.recognizer,
+          client_data=client_data.load(
+              front_ends.embedded(self.shards, os.path.join(self.root, 'f'))
+          ),
+          output_dir=os.path.join(self.root, 'new'),
       )
     with self.assertRaisesRegex(ValueError, 'num_utterances'):
       export.export(

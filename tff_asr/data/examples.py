@@ -46,8 +46,15 @@ class ExampleSampler:
       key: 256-bit key of the draws, int32 [8].
 
     Raises:
-      ValueError: batch_size is not in [1, number of utterances].
+      ValueError: batch_size is not in [1, number of utterances], or the corpus
+        holds features.
     """
+    if client_data.corpus.features is not None:
+      raise ValueError(
+          f'{client_data.corpus.path} holds features '
+          f'({client_data.corpus.features.identity}), and examples are drawn '
+          'of audio alone: name the corpus of audio.'
+      )
     population = client_data.num_records
     checks.positive_int(batch_size=batch_size)
     if batch_size > population:

@@ -122,6 +122,9 @@ class Pipeline:
         max_batch_sec=self.max_batch_sec,
         max_utterance_sec=self.max_utterance_sec,
     )
+    self.front_end.check_duration(
+        self.max_utterance_sec, of='max_utterance_sec'
+    )
     checks.in_range(0, 1, max_padding=self.max_padding)
     if self.buckets is not None:
       # The same boundaries, in frames of this pipeline's front end.
@@ -155,8 +158,8 @@ class Pipeline:
     if stored is not None and stored.identity != self.front_end.identity:
       raise ValueError(
           f'{of} holds features of another front end ({stored.identity}) than '
-          f'FRONT_END ({self.front_end.identity}): name the corpus of audio, or '
-          'compute features again with data_tools.embed.'
+          f'FRONT_END ({self.front_end.identity}): name the corpus of audio, '
+          'or compute features again with data_tools.embed.'
       )
 
   @property

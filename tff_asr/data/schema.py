@@ -155,8 +155,9 @@ def build_decode_fn(
   Returns:
     A graph function from the features that `parse` returns (n at least 1) and
     `max_samples` int32 [], at least 1, to waveforms int16 [n, max_samples], 0
-    past the end of each; or to float16 [n, T, F], T the frames of max_samples. It raises InvalidArgumentError if audio does not have
-    its `num_samples`.
+    past the end of each; or to float16 [n, T, F], T the frames of max_samples
+    and at least 1. It raises InvalidArgumentError if audio or features do not
+    have their `num_samples`.
 
   Raises:
     ValueError: If `encoding` is unknown.

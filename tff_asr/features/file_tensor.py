@@ -35,8 +35,16 @@ class FileTensor(NamedTuple):
   def read(self) -> tf.Tensor:
     """Returns the tensor, float32; traceable.
 
-    The op fails in the graph if the file is missing or too short.
+    Raises:
+      ValueError: The file is missing or of another size. Where a graph runs
+        on another machine, its op fails there instead.
     """
+    size = 4 * math.prod(self.shape)
+    if not os.path.isfile(self.path) or os.path.getsize(self.path) != size:
+      raise ValueError(
+          f'{self.path} is missing or has not {size} bytes: load the model '
+          'again, which writes it.'
+      )
     # There is no kernel for GPUs: TensorFlow copies the tensor to them.
     with tf.device('/device:CPU:0'):
       return tf.raw_ops.ImmutableConst(

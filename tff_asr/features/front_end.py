@@ -7,15 +7,15 @@ all compute features by the same `FrontEnd`:
     >>> build_log_mel().num_frames(16000)
     98
 
-`build_log_mel` and `build_whisper_log_mel` are here; `pretrained.features` makes
-one of a public model's encoder. To add your own, return a `FrontEnd`
-(docs/extending.md).
+`build_log_mel` and `build_whisper_log_mel` are here; `pretrained.features`
+makes one of a public model's encoder. To add your own, return a `FrontEnd`.
 
   B: batch size. N: samples. T: feature frames. F: features of a frame.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import math
 from typing import Optional
 
 import numpy as np
@@ -53,6 +53,7 @@ class FrontEnd:
       the layers of an encoder.
     placeholder_frames: Frames of a row without an utterance: the least that a
       model takes.
+    max_duration_sec: The longest utterance that it takes.
   """
 
   identity: str
@@ -67,6 +68,34 @@ class FrontEnd:
   )
   num_layers: int = 1
   placeholder_frames: int = 8
+  max_duration_sec: float = math.inf
+
+  def __post_init__(self):
+    checks.positive_int(
+        feature_dim=self.feature_dim,
+        frame_shift=self.frame_shift,
+        window=self.window,
+        num_layers=self.num_layers,
+        placeholder_frames=self.placeholder_frames,
+    )
+    if self.feature_dim % self.num_layers:
+      raise ValueError(
+          f'feature_dim must be divisible by num_layers, found '
+          f'{self.feature_dim} and {self.num_layers}.'
+      )
+
+  def check_duration(self, seconds: float, *, of: str) -> None:
+    """Raises ValueError if it does not take an utterance of this duration.
+
+    Args:
+      seconds: The duration.
+      of: Names it in the message.
+    """
+    if seconds > self.max_duration_sec:
+      raise ValueError(
+          f'{of} is {seconds:g} s, but the front end takes at most '
+          f'{self.max_duration_sec:g} s ({self.identity}).'
+      )
 
   def features(
       self,

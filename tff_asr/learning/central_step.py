@@ -25,8 +25,8 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.features import front_end as front_end_lib
 from tff_asr.execution import devices as devices_lib
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import data_parallel
 from tff_asr.learning import process

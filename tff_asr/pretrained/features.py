@@ -35,6 +35,8 @@ _INPUTS = {
     public_model.WAVEFORM: waveform_lib.waveform,
 }
 CACHE_VARIABLE = 'TFF_ASR_CACHE'
+# Of these inputs, the lengths of an encoder's outputs are measured.
+_MEASURED = 20_000
 
 
 def build(
@@ -62,12 +64,13 @@ def build(
     raise ValueError(f'layers must name layers, each once; found {chosen}.')
   for layer in chosen:
     checks.in_range(0, num_blocks, layers=layer)
-  inputs = _INPUTS[public.front_end]
+  # Bound here, so that `compute` does not keep the weights in memory.
+  inputs = functools.partial(
+      _INPUTS[public.front_end], **public.front_end_settings
+  )
 
   def compute(waveforms, num_samples, tensors):
-    features, lengths = inputs(
-        waveforms, num_samples, **public.front_end_settings
-    )
+    features, lengths = inputs(waveforms, num_samples)
     outputs, lengths = encoder.layer_outputs(tensors, features, lengths, None)
     features = tf.concat([outputs[layer] for layer in chosen], axis=-1)
     # Rounded, so that stored features are the same.
@@ -83,6 +86,7 @@ def build(
       compute=compute,
       tensors=map_weights(public),
       num_layers=len(chosen),
+      max_duration_sec=public.max_duration_sec,
   )
 
 
@@ -132,12 +136,21 @@ def map_weights(
   found = {}
   for name, values in public.weights.items():
     path = os.path.join(folder, name.replace('/', '.') + '.f32')
-    size = 4 * math.prod(values.shape)
-    if os.path.exists(path) and os.path.getsize(path) == size:
-      found[name] = file_tensor.FileTensor(path, tuple(values.shape))
-    else:
-      found[name] = file_tensor.write(path, values)
+    cached = file_tensor.FileTensor(path, tuple(values.shape))
+    if not _holds(cached, values):
+      cached = file_tensor.write(path, values)
+    found[name] = cached
   return found
+
+
+def _holds(cached: file_tensor.FileTensor, values: np.ndarray) -> bool:
+  """Whether a file has these values, not merely as many."""
+  # The digest is the model's: another version of the importer, or a damaged
+  # disk, may have left other values in its name.
+  size = 4 * math.prod(cached.shape)
+  if not os.path.exists(cached.path) or os.path.getsize(cached.path) != size:
+    return False
+  return np.array_equal(cached.numpy(), values)
 
 
 def _cache() -> str:
@@ -165,9 +178,13 @@ def _frames(public: public_model.PublicModel) -> tuple[int, int]:
   shift = 1 if public.front_end == public_model.WAVEFORM else (
       whisper_log_mel.FRAME_SHIFT
   )
-  frames = np.arange(1, 2000)
+  frames = np.arange(1, _MEASURED)
   lengths = np.asarray(public.encoder.output_lengths(tf.constant(frames)))
+  if lengths[-1] < 3:
+    raise ValueError(
+        f'{public.name} has fewer than 3 frames in {_MEASURED} inputs: its '
+        'strides are too large.'
+    )
   firsts = frames[np.searchsorted(lengths, np.arange(1, 4))]
   window, frame_shift = firsts[0] * shift, (firsts[1] - firsts[0]) * shift
-  assert firsts[2] - firsts[1] == firsts[1] - firsts[0], public.name
   return int(window), int(frame_shift)

@@ -250,8 +250,8 @@ def check_corpus(
 
   Its transcripts have characters that are not tokens, or it holds features of
   another front end. Without a tokenizer the model outputs no tokens, and any
-  transcripts will do. Data without a corpus description (not made by `data.index`) are checked while
-  they are read.
+  transcripts will do. Data without a corpus description (not made by
+  `data.index`) are checked while they are read.
   """
   corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:

@@ -354,7 +354,7 @@ class MaskedEvaluator:
     @tf.function(
         input_signature=[
             weights_lib.tensor_specs(model.specs),
-            pipeline_lib.batch_spec(),
+            pipeline.batch_spec,
         ],
         autograph=False,
     )

@@ -26,6 +26,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import files
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import schema
 from tff_asr.features import front_end as front_end_lib
 from tff_asr.metrics import word_errors
@@ -41,7 +42,6 @@ TFLITE = 'model.float16.tflite'
 _BATCH_SIZE = 8
 # Rounding may turn a near tie; more differing utterances are a defect.
 _MAX_DIFFERENT = 0.02
-# Appended to a waveform, so that every batch has a frame; changes no result.
 _NO_TOKEN = -1
 
 
@@ -233,6 +233,12 @@ def export(
   if os.path.exists(os.path.join(output_dir, SAVED_MODEL)):
     raise ValueError(
         f'{output_dir} contains an export already: use another output_dir.'
+    )
+  corpus = client_data_lib.corpus_of(client_data)
+  if corpus is not None and corpus.features is not None:
+    raise ValueError(
+        f'{corpus.path} holds features, and an export is checked on audio: '
+        'name the corpus of audio.'
     )
   utterances = _read_utterances(
       client_data,

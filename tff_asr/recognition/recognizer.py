@@ -90,12 +90,14 @@ class Recognizer:
       decode: Finds the words in logits; by default greedily.
 
     Raises:
-      ValueError: window_sec is below one second or too long for a batch.
+      ValueError: window_sec is below one second, or too long for a batch or
+        the front end.
     """
     if window_sec is None:
       window_sec = pipeline.max_utterance_sec
     # A window is one row of a batch.
     checks.in_range(1, pipeline.max_batch_sec, window_sec=window_sec)
+    pipeline.front_end.check_duration(window_sec, of='window_sec')
     self.model = model
     self.pipeline = pipeline
     self.weights = weights_lib.to_tensors(weights)
