@@ -302,6 +302,9 @@ class Pipeline:
       return self.read(rows, self.max_samples)
     # Rows in memory are padded to the client's longest utterance.
     most = tf.reduce_max(rows['length'])
+    if schema.FEATURES in rows:
+      frames = self.front_end.num_frames(most)
+      return dict(rows, features=rows[schema.FEATURES][:, :frames])
     return dict(rows, waveform=rows[schema.WAVEFORM][:, :most])
 
   @tf.autograph.experimental.do_not_convert
