@@ -31,7 +31,10 @@ def build(folder: str, *, dim: int = 4, identity: str = 'test'):
     means = tf.round(tf.reduce_mean(frames, axis=-1)) / 512
     features = means[:, :, tf.newaxis] * tensors['weights']
     features = tf.cast(tf.cast(features, tf.float16), tf.float32)
-    return features, built.num_frames(num_samples)
+    lengths = built.num_frames(num_samples)
+    # As stored features read past their end.
+    valid = tf.sequence_mask(lengths, tf.shape(features)[1])
+    return tf.where(valid[:, :, tf.newaxis], features, 0.0), lengths
 
   built = front_end_lib.FrontEnd(
       identity=identity,
