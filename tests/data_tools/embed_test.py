@@ -266,7 +266,7 @@ class FederatedTest(_TestCase):
         state = process.next(state, data.records_of(['ann', 'bob'])).state
       weights.append(process.get_model_weights(state))
       # The front end's weights are no part of a round.
-      self.assertEqual(list(weights[-1]), list(model.specs))
+      self.assertCountEqual(weights[-1], model.specs)
     for name, one in weights[0].items():
       self.assertGreater(np.max(np.abs(one - before[name])), 0, name)
       np.testing.assert_allclose(
