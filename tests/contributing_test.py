@@ -5,7 +5,6 @@ import re
 from absl.testing import absltest
 
 from tests import experiment_files
-from tools import layers
 
 
 class ContributingTest(absltest.TestCase):
@@ -19,11 +18,3 @@ class ContributingTest(absltest.TestCase):
     self.assertGreater(len(paths), 40)
     for path in paths:
       self.assertTrue((experiment_files.ROOT / path).exists(), path)
-
-  def test_the_table_of_layers_is_the_tested_one(self):
-    rows = re.findall(r'^\| (\d) \| (.*?) \|', self.text, re.MULTILINE)
-    self.assertNotEmpty(rows)
-    for layer, packages in rows:
-      self.assertContainsSubset(
-          re.findall(r'`(\w+)`', packages), layers.LAYERS[int(layer)]
-      )

@@ -60,8 +60,8 @@ class ExamplesTest(parameterized.TestCase):
         _TRAIN,
         f'--output_dir={self.root / name}',
         '--gin_file=gin/experiments/quickstart_federated_dp.gin',
-        *arguments,
         *(f'--gin_param={setting}' for setting in settings),
+        *arguments,  # Last, so that they override the settings.
     )
     self.assertEqual(finished.code, 0, finished.stderr)
     return (self.root / name / 'privacy_report.txt').read_text('utf-8')
@@ -112,6 +112,25 @@ class ExamplesTest(parameterized.TestCase):
         f'--trust_code={_EXAMPLES / "model"}', recording,
     )
     self.assertEqual(transcribed.code, 0, transcribed.stderr)
+
+  def test_noise_is_charged_by_its_strategy(self):
+    report = self.train(
+        'lagged',
+        _gin_file('mechanism/lagged_noise.gin'),
+        '--gin_param=NOISE_MULTIPLIER = 2.0',
+        # Two speakers, who take turns: each takes part in one of two rounds.
+        '--gin_param=COHORT_SIZE = 1',
+        f'--gin_param={programs.FROZEN}',
+        '--gin_param=EVALUATOR = None',
+    )
+    self.assertIn('(BLT, 1 buffers)', report)
+    # The norm of c = (1, 0.5): the first round's speaker moves both rounds.
+    self.assertIn('1.118 clips', report)
+    charged = (self.root / 'lagged' / 'ledger.jsonl').read_text('utf-8')
+    self.assertEqual(
+        json.loads(charged.splitlines()[-1])['cost']['strategy'],
+        {'buf_decay': [2**29], 'output_scale': [2**29]},
+    )
 
   @parameterized.parameters('sign_mean', 'robust')
   def test_an_aggregator_is_labelled_not_private(self, name):

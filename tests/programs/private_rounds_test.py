@@ -395,6 +395,19 @@ class PlanTest(_TestCase):
             inherited=ledger.Charges(),
         )
 
+  def test_correlated_noise_is_not_charged_as_independent(self):
+    # Later rounds hold the noise of earlier ones, whatever the event says.
+    state = _state(
+        query_state=_correlated_state(0, {'a': np.zeros([2, 3])})
+    )
+    with self.assertRaisesRegex(ValueError, 'has buffers, .* no strategy'):
+      private_rounds.check_first_round(
+          state,
+          sampling=_POISSON,
+          settings=private_rounds.PrivacySettings(),
+          inherited=ledger.Charges(),
+      )
+
   def test_noise_that_is_not_gaussian_is_not_charged_as_gaussian(self):
     state = runs.process_state(
         {'a': np.zeros(3)},

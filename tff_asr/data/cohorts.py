@@ -167,9 +167,9 @@ def min_sep(
   """cohort_size clients a round, none twice within min_sep rounds.
 
   Clients b, 2 b, .. places apart in the order of ids are a group, and each of
-  the b groups has every b-th round. So a client takes part at most ceil(T / b)
-  times in T rounds. Groups are public: they follow from ids alone, so that they
-  outlive lost keys.
+  the b groups has its turn once in b rounds. So a client takes part at most
+  ceil(T / b) times in T rounds. Groups are public: they follow from ids alone,
+  so that they outlive lost keys.
 
   Args:
     client_ids: As in `poisson`.

@@ -1,4 +1,4 @@
-"""Deals a round's clients to workers, and deals lost ones again.
+"""Assigns a round's clients to workers, and reassigns lost ones.
 
 A cohort is divided into groups of clients (`group_clients`), of one client each
 unless their sums are large. Each thread of a worker does

@@ -15,7 +15,7 @@ which the server's optimizer takes for a gradient. With a proximal weight mu
 Frozen weights (`layer_freeze`) have no gradient and no delta.
 
 The result's weight is the client's number, not a weight of the mean, because
-aggregators where clients draw noise need it (`aggregators.distributed_mean`).
+aggregators where clients draw noise need it (`dp_mean.build_distributed`).
 The type, with empty S:
 
   (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>

@@ -44,6 +44,9 @@ _MAX_STDDEVS = 64
 class MechanismState(NamedTuple):
   """State of a query. Fields that a query does not need are ().
 
+  Saved states are public, except for the fields marked secret: only these are
+  kept apart (`programs.run_state`). Put no secret into another field.
+
   H: layers with their own clip. d: buffers of correlated noise.
 
   Attributes:
@@ -95,6 +98,10 @@ class MechanismState(NamedTuple):
 class NoiseProcess(Protocol):
   """How the noise of rounds follows from fresh Gaussian draws.
 
+  Gaussian only: clips bound the L2 norm, the sampler draws rounded Gaussians,
+  and the ledger charges nothing else. Most correlated noise needs no new class:
+  write a strategy for `correlated_noise.CorrelatedNoise`.
+
   Attributes:
     resolution: Steps of a fresh draw in one step of the grid.
     num_buffers: Copies of the sum that the state holds for later rounds.
@@ -120,7 +127,8 @@ class NoiseProcess(Protocol):
 
     Args:
       drawn: The layer's fresh draw, int64, in 1 / resolution of a grid step.
-      buffers: The layer's buffers, int64 [d, ...]; () without any.
+      buffers: The layer's buffers, int64 [d, ...]; () without any. They are
+        all that a process keeps from round to round, and are kept secret.
       global_state: State of the round.
     """
 
@@ -324,7 +332,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     event = self._noise.event(global_state)
     if self._noise_multiplier > 0 and self._noised is None:
       return event
-    # What is drawn here counts: the state may be that of a query with noise.
+    # The state may come from a query with noise, but this one adds none.
     return dp_accounting.GaussianDpEvent(
         tf.zeros_like(global_state.noise_multiplier)
     )

@@ -620,8 +620,15 @@ def _cost(
     if strategy is None and type(event) is not dp_accounting.GaussianDpEvent:
       raise ValueError(
           f'the aggregator reports a {type(event).__name__}, which the ledger '
-          'cannot charge: report a GaussianDpEvent, or add the event to '
-          'private_rounds._cost and accounting.compose.'
+          'cannot charge: it charges Gaussian noise alone, independent or '
+          'correlated by a strategy. CONTRIBUTING.md (A mechanism of '
+          'differential privacy) says why.'
+      )
+    # Charged one by one, rounds that share noise would cost too little.
+    if noise_multiplier and not strategy and query_state(state).is_correlated:
+      raise ValueError(
+          'the noise has buffers, so that rounds share it, but its event has '
+          'no strategy: report a strategies.CorrelatedGaussianDpEvent.'
       )
     sampler_epsilon = queries.sampler_epsilon(
         in_steps, num_elements=num_elements

@@ -14,7 +14,7 @@ the noise of every round under it. Therefore
 
 A state is written in this order, each step on disk before the next: (1) the
 state, (2) secrets.safetensors, which names its state, (3) older states are
-removed. Wherever that is cut, a run resumes from the state that the secrets
+removed. After a crash at any point, a run resumes from the state that secrets
 name, and repeats the same rounds in the same bits. If that state or the secrets
 are lost, it resumes from the newest state under new keys, and later rounds that
 the ledger contains stay charged. docs/reliability.md lists the cases.

@@ -616,7 +616,9 @@ async def _run_round(
             next_cohort_state=next_position,
         )
       except ledger_lib.NoiseReuseError as error:
-        logging.warning('%s It is repeated under one and charged again.', error)
+        logging.warning(
+            '%s It is run again under a new key and charged again.', error
+        )
     # The next iteration draws another cohort.
     process, position = opened.private.restart(process, position)
 
