@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from typing import Any
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -21,6 +22,7 @@ import pytest
 from tests import experiment_files
 from tests import fakes
 from tff_asr import config
+from tff_asr.pretrained import features
 from tff_asr.programs import central
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
@@ -28,6 +30,7 @@ from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
+from tools.pretrained_parity import random_folders
 
 _MODEL = ('NUM_BLOCKS = 1', 'DIM = 8')
 _TRANSFORMER = ('MLP_DIM = 16', 'NUM_HEADS = 2')
@@ -60,6 +63,11 @@ _TINY = {
         'EVALUATE_EVERY = 2',
     ),
 }
+_PUBLIC_HEAD = (
+    'DIM = 8',
+    "PRETRAINED = 'public_model'",
+    'MAX_UTTERANCE_SEC = 2.0',
+)
 _MASKED = (
     'NUM_CODES = 16',
     'MASK_PROB = 0.1',  # Fake utterances are short.
@@ -90,7 +98,14 @@ def _run(
   # A seed model has the tokens of its language, a pre-trained one has none; to
   # fine-tune, its encoder is enough.
   seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
-  if 'MLP_DIM = ' in configuration:
+  if 'PRETRAINED = ' in configuration:
+    # The front end computes features of the audio.
+    seed = 'seed_public_head'
+    gin_params = [each for each in gin_params if each not in _MODEL]
+    gin_params.extend(_PUBLIC_HEAD)
+    if output_dir != seed:
+      _write_public_head(seed)
+  elif 'MLP_DIM = ' in configuration:
     gin_params.extend(_TRANSFORMER)
   else:
     seed = 'seed_conv'
@@ -137,6 +152,16 @@ def _run(
     ))
 
 
+def _write_public_head(seed: str) -> None:
+  """A public model for utterances of 2 s, and a run of a head on it."""
+  if not os.path.isdir('public_model'):
+    random_folders.write(
+        'public_model',
+        random_folders.TINY['whisper'] | dict(max_source_positions=100),
+    )
+    _run('gin/experiments/an4_whisper_seed.gin', seed)
+
+
 def _lay_out(configuration: str, seed: str) -> None:
   """Shards and the seed model where a configuration looks for them."""
   for name, speakers in _SPEAKERS.items():
@@ -153,6 +178,10 @@ def setUpModule():
   setUpModule.before = os.getcwd()
   setUpModule.root = tempfile.mkdtemp()
   os.chdir(setUpModule.root)
+  setUpModule.cache = mock.patch.dict(
+      os.environ, {features.CACHE_VARIABLE: os.path.abspath('cache')}
+  )
+  setUpModule.cache.start()
   fakes.write_split('public', {'ann': 2, 'bob': 2})
   fakes.write_split('private', {'cai': 2, 'dee': 1, 'eve': 1})
   fakes.write_split('dev', {'fay': 2})
@@ -166,6 +195,7 @@ def setUpModule():
 
 
 def tearDownModule():
+  setUpModule.cache.stop()
   os.chdir(setUpModule.before)
   shutil.rmtree(setUpModule.root)
 

@@ -129,7 +129,9 @@ class EmbedTest(_TestCase):
         embed.embed(self.audio, self.path('x'), front_end=self.front_end)
     self.assertFalse(os.path.exists(self.path('x')))
     embed.embed(self.audio, self.path('x'), front_end=self.front_end)
-    self.assertEqual(cases.digests(self.path('x')), cases.digests(self.features))
+    self.assertEqual(
+        cases.digests(self.path('x')), cases.digests(self.features)
+    )
 
 
 class StoredFeaturesTest(_TestCase):

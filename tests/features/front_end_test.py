@@ -30,7 +30,9 @@ class FrontEndTest(cases.TestCase):
     np.testing.assert_array_equal(
         built.num_frames(tf.constant(samples)), expected
     )
-    self.assertEqual([built.num_frames(n) for n in range(900)], [*expected[:900]])
+    self.assertEqual(
+        [built.num_frames(n) for n in range(900)], [*expected[:900]]
+    )
 
   def test_frames_and_samples_are_log_mel_s(self):
     built = front_end.build_log_mel()
