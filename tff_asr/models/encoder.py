@@ -4,13 +4,14 @@
   D: width of the encoder's output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Optional
 
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.features import file_tensor
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
@@ -20,13 +21,17 @@ Block = Callable[
     [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
 
+_BLOCK = 'block_'
+
+FrozenTensors = Mapping[str, file_tensor.FileTensor]
+
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
   """An acoustic encoder.
 
   Attributes:
-    specs: Its weights.
+    specs: Its weights: those that a run trains.
     apply: A function (weights, features float32 [B, T, F], feature_lengths
       int32 [B], seed int32 [2] or None) to (float32 [B, S, D], int32 [B]).
       With a seed it trains (dropout and the like, all drawn from the seed),
@@ -38,6 +43,9 @@ class Encoder:
       the outputs: the inputs of the first block and each block's outputs, the
       last ones after the final norm, so that they are those of `apply`. None
       for a front end.
+    frozen: Tensors that no run trains, in files. They are no part of a state,
+      a broadcast, a clip or a file of weights. apply reads those from their
+      files that the weights it is given do not contain.
   """
 
   specs: weights_lib.Specs
@@ -53,6 +61,63 @@ class Encoder:
           tuple[list[tf.Tensor], tf.Tensor],
       ]
   ] = None
+  frozen: FrozenTensors = dataclasses.field(default_factory=dict)
+
+
+def block_names(encoder: Encoder) -> list[str]:
+  """Prefixes of the weights of each block of a `stack`, in order."""
+  firsts = {
+      name.partition('/')[0] for name in {**encoder.specs, **encoder.frozen}
+  }
+  return sorted(first for first in firsts if first.startswith(_BLOCK))
+
+
+def freeze(
+    encoder: Encoder,
+    frozen: FrozenTensors,
+    *,
+    specs: weights_lib.Specs,
+    merge: Optional[
+        Callable[[weights_lib.Weights], Mapping[str, tf.Tensor]]
+    ] = None,
+) -> Encoder:
+  """An encoder of which some tensors are not trained.
+
+  Args:
+    encoder: The encoder with all weights trained; has `layer_outputs`.
+    frozen: Tensors that are not trained, by name.
+    specs: Weights that are, by other names.
+    merge: Computes some of encoder's weights from trained and frozen tensors;
+      None: these are its weights.
+
+  Raises:
+    ValueError: A name is in both collections.
+  """
+  if both := sorted(frozen.keys() & specs.keys()):
+    raise ValueError(f'{", ".join(both)} cannot be both trained and frozen.')
+
+  def complete(weights: weights_lib.Weights) -> weights_lib.Weights:
+    # An export gives the frozen tensors, too: it must not need their files.
+    found = {
+        name: weights[name] if name in weights else tensor.read()
+        for name, tensor in frozen.items()
+    }
+    found |= {name: weights[name] for name in specs}
+    if merge is not None:
+      found |= merge(weights_lib.Weights(sorted(found.items())))
+    return weights_lib.Weights(
+        (name, found[name]) for name in sorted(encoder.specs)
+    )
+
+  return dataclasses.replace(
+      encoder,
+      specs=specs,
+      apply=lambda weights, *rest: encoder.apply(complete(weights), *rest),
+      layer_outputs=lambda weights, *rest: encoder.layer_outputs(
+          complete(weights), *rest
+      ),
+      frozen=frozen,
+  )
 
 
 def stack(
@@ -80,7 +145,7 @@ def stack(
   """
   checks.positive_int(num_blocks=num_blocks)
   digits = max(2, len(str(num_blocks - 1)))  # Names sort in their order.
-  names = [f'block_{index:0{digits}}' for index in range(num_blocks)]
+  names = [f'{_BLOCK}{index:0{digits}}' for index in range(num_blocks)]
   specs = dict(weights_lib.prefix('front', front.specs))
   for name in names:
     specs |= weights_lib.prefix(name, block_specs)

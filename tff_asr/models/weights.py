@@ -3,16 +3,18 @@
 A model's weights are an `OrderedDict` from name to tensor, sorted by name, so
 that TensorFlow Federated, `tf.nest` and a checkpoint see them in one order.
 Initial values come from stateless random ops, so a seed gives the same values
-anywhere.
+anywhere, or from a file of a public model.
 """
 
 import collections
 from collections.abc import Collection, Mapping
 import math
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Optional, TypeVar
 import zlib
 
 import tensorflow as tf
+
+from tff_asr.features import file_tensor
 
 Weights = collections.OrderedDict  # of str to tf.Tensor, sorted by name.
 
@@ -24,11 +26,13 @@ class WeightSpec(NamedTuple):
     shape: The tensor's shape.
     limit: The initial value is uniform in [-limit, limit).
     offset: Added to it; with limit 0 the initial value is this constant.
+    source: Holds the initial value, which is then not drawn; of this shape.
   """
 
   shape: tuple[int, ...]
   limit: float = 0.0
   offset: float = 0.0
+  source: Optional[file_tensor.FileTensor] = None
 
 
 Specs = Mapping[str, WeightSpec]
@@ -56,8 +60,8 @@ def ones(size: int) -> WeightSpec:
   return WeightSpec((size,), offset=1.0)
 
 
-def prefix(name: str, specs: Specs) -> Specs:
-  """Puts `name/` before every name."""
+def prefix(name: str, specs: Mapping[str, _Value]) -> dict[str, _Value]:
+  """Puts `name/` before every name of specs or of other values."""
   return {f'{name}/{key}': spec for key, spec in specs.items()}
 
 
@@ -85,7 +89,9 @@ def initialize(specs: Specs, seed: tf.Tensor) -> Weights:
   initial = Weights()
   for name in sorted(specs):
     spec = specs[name]
-    if spec.limit:
+    if spec.source is not None:
+      initial[name] = spec.source.read()
+    elif spec.limit:
       # By name, so that the values do not depend on which other weights there
       # are; 31 bits, because fold_in takes an int32.
       own_seed = tf.random.fold_in(seed, zlib.crc32(name.encode()) >> 1)

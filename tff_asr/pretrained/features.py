@@ -27,6 +27,7 @@ from tff_asr.features import file_tensor
 from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import waveform as waveform_lib
 from tff_asr.features import whisper_log_mel
+from tff_asr.models import encoder as encoder_lib
 from tff_asr.pretrained import public_model
 from tff_asr.pretrained import sources
 
@@ -58,7 +59,7 @@ def build(
     ValueError: There is no such layer.
   """
   encoder = public.encoder
-  num_blocks = _num_blocks(public)
+  num_blocks = len(encoder_lib.block_names(encoder))
   chosen = tuple(range(1, num_blocks + 1) if layers is None else layers)
   if not chosen or len(set(chosen)) != len(chosen):
     raise ValueError(f'layers must name layers, each once; found {chosen}.')
@@ -114,13 +115,18 @@ def of_model(
 def _of_model(
     name: str, layers: Optional[tuple[int, ...]], sha256: Optional[str]
 ) -> front_end_lib.FrontEnd:
+  return build(public=load(name, sha256), layers=layers)
+
+
+def load(name: str, sha256: Optional[str]) -> public_model.PublicModel:
+  """Loads a public model, whose file of weights has a digest; None: any."""
   public = sources.load(name)
   if sha256 not in (None, public.sha256):
     raise ValueError(
         f'{name} has the SHA-256 {public.sha256}, not {sha256}: name the model '
         'that the run was trained on.'
     )
-  return build(public=public, layers=layers)
+  return public
 
 
 def map_weights(
@@ -159,15 +165,6 @@ def _cache() -> str:
     return os.path.abspath(folder)
   base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   return os.path.join(base, 'tff_asr')
-
-
-def _num_blocks(public: public_model.PublicModel) -> int:
-  """Blocks of the encoder, by the names of their weights."""
-  return len({
-      name.partition('/')[0]
-      for name in public.encoder.specs
-      if name.startswith('block_')
-  })
 
 
 def _frames(public: public_model.PublicModel) -> tuple[int, int]:

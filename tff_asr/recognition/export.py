@@ -28,6 +28,7 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import schema
+from tff_asr.features import file_tensor
 from tff_asr.features import front_end as front_end_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
@@ -63,7 +64,8 @@ class ExportedRecognizer(tf.Module):
 
     Args:
       model: The model.
-      weights: Its weights, arrays or tensors by name.
+      weights: Its weights, arrays or tensors by name. The export also holds
+        its encoder's frozen tensors.
       tokens: The text of each of its V - 1 token ids.
       front_end: Computes its features; the export holds its weights, too.
 
@@ -80,10 +82,10 @@ class ExportedRecognizer(tf.Module):
     self._front_end = front_end
     # Variables, so that a SavedModel stores them apart from its graph, which is
     # limited to 2 GB.
-    self._weights = _variables(weights)
-    self._front_end_weights = _variables({
-        name: tensor.numpy() for name, tensor in front_end.tensors.items()
-    })
+    self._weights = _variables(
+        {**weights, **_arrays(model.encoder.frozen)}
+    )
+    self._front_end_weights = _variables(_arrays(front_end.tensors))
     # Lists, because TensorFlow tracks no mapping with `/` in its keys.
     self.variables_in_order = [
         *self._weights.values(), *self._front_end_weights.values()
@@ -151,6 +153,12 @@ class ExportedRecognizer(tf.Module):
     return ctc.greedy_tokens(
         *self._model.logits(_values(self._weights), features, lengths)
     )
+
+
+def _arrays(
+    tensors: Mapping[str, file_tensor.FileTensor]
+) -> dict[str, np.ndarray]:
+  return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _variables(

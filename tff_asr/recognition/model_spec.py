@@ -27,16 +27,22 @@ from tff_asr.models import ctc
 from tff_asr.models import layer_mix
 from tff_asr.models import subsampling
 from tff_asr.models import transformer
+from tff_asr.pretrained import adapted
 from tff_asr.pretrained import features
 from tff_asr.storage import run_dir
 from tff_asr.storage import tensor_file
 from tff_asr.text import tokenizer
 
-# None of these touches a file or the operating system, except that
-# `features.of_model` reads a public model, which cannot run code.
+# None of these touches a file or the operating system, except that those of
+# `adapted` and `features` read a public model, which cannot run code.
 BUILDERS: Mapping[str, Callable[..., object]] = {
     f'{builder.__module__}.{builder.__qualname__}': builder
     for builder in (
+        adapted.front_end,
+        adapted.last_blocks,
+        adapted.lora,
+        adapted.output_lengths,
+        adapted.whole,
         conformer.build,
         conv.build,
         ctc.build,
@@ -44,6 +50,7 @@ BUILDERS: Mapping[str, Callable[..., object]] = {
         front_end.build_log_mel,
         front_end.build_whisper_log_mel,
         layer_mix.build,
+        layer_mix.build_on,
         layer_mix.output_lengths,
         pipeline_lib.Pipeline,
         spec_augment.build,

@@ -283,7 +283,8 @@ def load(
 def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:
   """Returns the number of feature frames per output frame."""
   # Encoders only have a function of lengths, so the stride is measured.
-  lengths = np.asarray(output_lengths(tf.range(1000, 1100)))
+  # Enough frames for several steps where a frame is one sample.
+  lengths = np.asarray(output_lengths(tf.range(1000, 4000)))
   strides = np.unique(np.diff(np.flatnonzero(np.diff(lengths)))).tolist()
   # Windows begin at multiples of the stride.
   if len(strides) != 1:

@@ -1,0 +1,381 @@
+"""Tests of tff_asr.pretrained.adapted and of what it takes from models."""
+
+import os
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import cases
+from tests import fakes
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
+from tff_asr.learning import fed_avg
+from tff_asr.models import ctc
+from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import layer_mix
+from tff_asr.models import weights as weights_lib
+from tff_asr.pretrained import adapted
+from tff_asr.pretrained import features
+from tff_asr.pretrained import sources
+from tff_asr.recognition import export
+from tff_asr.recognition import recognizer as recognizer_lib
+from tools.pretrained_parity import random_folders
+
+_FAMILIES = ('whisper', 'wav2vec2_base', 'hubert_large')
+# Longer utterances than those of other tests of this model.
+_CONFIGS = random_folders.TINY | {
+    'whisper': random_folders.TINY['whisper'] | dict(max_source_positions=200)
+}
+_SEED = (3, 4)
+
+
+class _TestCase(cases.TestCase):
+  """Models of random weights in folders, and a cache of this test."""
+
+  def setUp(self):
+    super().setUp()
+    self.enterContext(
+        mock.patch.dict(
+            os.environ, {features.CACHE_VARIABLE: self.path('cache')}
+        )
+    )
+
+  def write(self, family: str = 'whisper') -> str:
+    folder = self.path(family)
+    random_folders.write(folder, _CONFIGS[family])
+    return folder
+
+  def inputs(self, folder: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """Inputs of a model for two utterances, one of them padded."""
+    waveforms = np.random.default_rng(1).integers(-9999, 9999, [2, 4000])
+    return adapted.front_end(name=folder).features(
+        tf.constant(waveforms, tf.int16), tf.constant([4000, 2500])
+    )
+
+
+def _outputs(encoder, weights, inputs) -> np.ndarray:
+  outputs, _ = encoder.apply(weights, *inputs, None)
+  return outputs.numpy()
+
+
+def _initial(encoder: encoder_lib.Encoder) -> weights_lib.Weights:
+  return weights_lib.initialize(encoder.specs, tf.constant(_SEED))
+
+
+def _gradients(encoder, weights, inputs) -> dict[str, np.ndarray]:
+  """Gradients of a function of the outputs."""
+  with tf.GradientTape() as tape:
+    tape.watch(weights)
+    outputs, lengths = encoder.apply(weights, *inputs, None)
+    valid = tf.sequence_mask(lengths, tf.shape(outputs)[1])
+    total = tf.reduce_sum(tf.boolean_mask(outputs, valid)[:, ::2] ** 2)
+  return {
+      name: gradient.numpy()
+      for name, gradient in tape.gradient(total, weights).items()
+  }
+
+
+def _build(kind: str, folder: str, **options) -> encoder_lib.Encoder:
+  own = {'lora': dict(rank=2), 'last_blocks': dict(num_blocks=1), 'whole': {}}
+  return getattr(adapted, kind)(name=folder, **own[kind] | options)
+
+
+class EncoderTest(_TestCase):
+
+  @parameterized.product(
+      family=_FAMILIES, kind=('lora', 'last_blocks', 'whole')
+  )
+  def test_starts_as_the_public_encoder(self, family, kind):
+    folder = self.write(family)
+    public = sources.load(folder)
+    inputs, lengths = self.inputs(folder)
+    own = inputs if family == 'whisper' else inputs[:, :, 0]
+    expected = _outputs(
+        public.encoder, weights_lib.to_tensors(public.weights), (own, lengths)
+    )
+    encoder = _build(kind, folder)
+    weights = _initial(encoder)
+    np.testing.assert_array_equal(
+        _outputs(encoder, weights, (inputs, lengths)), expected
+    )
+    self.assertEqual(
+        encoder.output_lengths(4000), public.encoder.output_lengths(4000)
+    )
+
+  def test_trains_the_last_blocks_and_the_norm(self):
+    encoder = _build('last_blocks', self.write())
+    firsts = {name.partition('/')[0] for name in encoder.specs}
+    self.assertEqual(firsts, {'block_01', 'norm'})
+    self.assertNoCommonElements(encoder.specs, encoder.frozen)
+    everything = weights_lib.num_parameters(
+        {**encoder.specs, **encoder.frozen}
+    )
+    self.assertEqual(
+        everything, weights_lib.num_parameters(sources.load(
+            self.path('whisper')
+        ).encoder.specs)
+    )
+
+  def test_of_the_whole_encoder_positions_alone_are_frozen(self):
+    encoder = _build('whole', self.write())
+    self.assertEqual(list(encoder.frozen), ['front/positions'])
+    self.assertEmpty(_build('whole', self.write('wav2vec2_base')).frozen)
+
+  @parameterized.parameters('last_blocks', 'whole')
+  def test_gradients_are_those_of_the_public_encoder(self, kind):
+    folder = self.write()
+    public, inputs = sources.load(folder), self.inputs(folder)
+    expected = _gradients(
+        public.encoder, weights_lib.to_tensors(public.weights), inputs
+    )
+    encoder = _build(kind, folder)
+    found = _gradients(encoder, _initial(encoder), inputs)
+    self.assertEqual(found.keys(), encoder.specs.keys())
+    for name, gradient in found.items():
+      np.testing.assert_allclose(
+          gradient, expected[name], rtol=1e-4, atol=1e-5, err_msg=name
+      )
+
+  def test_lora_is_a_sum_of_two_matrices(self):
+    folder = self.write()
+    public, inputs = sources.load(folder), self.inputs(folder)
+    encoder = _build('lora', folder, scale=0.5, matrices='block_.*/(wqkv|w2)$')
+    self.assertLen(encoder.specs, 8)
+    generator = np.random.default_rng(2)
+    weights = weights_lib.Weights(
+        (name, tf.constant(generator.normal(size=spec.shape), tf.float32))
+        for name, spec in sorted(encoder.specs.items())
+    )
+    changed = dict(public.weights)
+    for block in ('block_00', 'block_01'):
+      for matrix in ('wqkv', 'w2'):
+        a, b = (
+            weights[f'{block}/{matrix}/lora_{each}'].numpy() for each in 'ab'
+        )
+        changed[f'{block}/{matrix}'] = changed[f'{block}/{matrix}'] + a @ b / 2
+    expected = _outputs(
+        public.encoder, weights_lib.to_tensors(changed), inputs
+    )
+    found = _outputs(encoder, weights, inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    before = _outputs(encoder, _initial(encoder), inputs)
+    self.assertFalse(np.allclose(found, before, atol=0.01))
+    gradients = _gradients(encoder, weights, inputs)
+    self.assertEqual(gradients.keys(), encoder.specs.keys())
+    for name, gradient in gradients.items():
+      self.assertGreater(np.linalg.norm(gradient), 1e-3, name)
+
+  def test_frozen_tensors_that_are_given_are_used(self):
+    encoder = _build('lora', folder := self.write())
+    inputs, weights = self.inputs(folder), _initial(encoder)
+    expected = _outputs(encoder, weights, inputs)
+    given = {
+        name: tf.constant(tensor.numpy())
+        for name, tensor in encoder.frozen.items()
+    }
+    for tensor in encoder.frozen.values():
+      os.remove(tensor.path)
+    np.testing.assert_array_equal(
+        _outputs(encoder, {**weights, **given}, inputs), expected
+    )
+    # In a graph: an eager op may still have the values of a small tensor.
+    run = tf.function(lambda: encoder.apply(weights, *inputs, None)[0])
+    with self.assertRaises(tf.errors.NotFoundError):
+      run()
+
+  def test_the_files_of_the_weights_stay_as_they_are(self):
+    # Read-only pages: an op that reused their buffer would end the process.
+    encoder = _build('whole', folder := self.write())
+    (folder_of_files,) = os.listdir(self.path('cache', 'pretrained'))
+    files = lambda: cases.digests(
+        self.path('cache', 'pretrained', folder_of_files)
+    )
+    before = files()
+    weights = _initial(encoder)
+    inputs = self.inputs(folder)
+
+    @tf.function
+    def train(weights):
+      with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = tf.reduce_sum(encoder.apply(weights, *inputs, None)[0] ** 2)
+      gradients = tape.gradient(loss, weights)
+      return {
+          name: value - 0.1 * gradients[name]
+          for name, value in weights.items()
+      }
+
+    train(weights)
+    self.assertEqual(files(), before)
+
+  def test_dropout_is_the_encoders(self):
+    encoder = _build('lora', folder := self.write(), dropout=0.3)
+    inputs, weights = self.inputs(folder), _initial(encoder)
+    run = lambda seed: encoder.apply(weights, *inputs, seed)[0].numpy()
+    first = run(tf.constant(_SEED))
+    np.testing.assert_array_equal(run(tf.constant(_SEED)), first)
+    self.assertFalse(np.allclose(run(tf.constant([3, 5])), first))
+
+  @parameterized.parameters(
+      (dict(rank=0), 'rank'),
+      (dict(rank=12), 'rank must be between 1 and 11'),
+      (dict(scale=0.0), 'scale'),
+      (dict(matrices='wqk$'), "matrices 'wqk\\$' is in no name"),
+      (dict(matrices='bqkv'), 'block_00/bqkv, which is no matrix'),
+      (dict(matrices='positions'), 'front/positions, which is no matrix'),
+      (dict(sha256='0' * 64), 'has the SHA-256 .*, not 0000'),
+      (dict(dropout=1.0), 'dropout'),
+  )
+  def test_bad_settings_of_lora_are_named(self, options, message):
+    folder = self.write()
+    with self.assertRaisesRegex(ValueError, message):
+      _build('lora', folder, **options)
+
+  @parameterized.parameters(0, 3, 1.5)
+  def test_bad_numbers_of_blocks_are_named(self, num_blocks):
+    folder = self.write()
+    with self.assertRaisesRegex(ValueError, 'num_blocks'):
+      _build('last_blocks', folder, num_blocks=num_blocks)
+
+
+def _model(folder: str, kind: str = 'lora') -> ctc.CtcModel:
+  return ctc.build(
+      encoder=layer_mix.build_on(encoder=_build(kind, folder), dim=8),
+      tokenizer=fakes.tiny_tokenizer(),
+  )
+
+
+def _pipeline(model: ctc.CtcModel, folder: str) -> pipeline_lib.Pipeline:
+  return fakes.tiny_pipeline(model, front_end=adapted.front_end(name=folder))
+
+
+class HeadTest(_TestCase):
+
+  def test_is_the_head_of_stored_features_on_the_same_layers(self):
+    folder = self.write()
+    public = sources.load(folder)
+    encoder = layer_mix.build_on(
+        encoder=_build('lora', folder), layers=[0, 2], dim=8
+    )
+    front_end = features.build(public=public, layers=[0, 2])
+    head = layer_mix.build(front_end=front_end, dim=8)
+    inputs, weights = self.inputs(folder), _initial(encoder)
+    outputs, lengths = public.encoder.layer_outputs(
+        weights_lib.to_tensors(public.weights), *inputs, None
+    )
+    expected, _ = head.apply(
+        weights, tf.concat([outputs[0], outputs[2]], axis=2), lengths, None
+    )
+    np.testing.assert_allclose(
+        _outputs(encoder, weights, inputs), expected, rtol=1e-5, atol=1e-5
+    )
+    self.assertContainsSubset(head.specs, encoder.specs)
+
+  @parameterized.parameters(([],), ([1, 1],), ([3],), ([-1],))
+  def test_bad_layers_are_named(self, layers):
+    encoder = _build('lora', self.write())
+    with self.assertRaisesRegex(ValueError, 'layers'):
+      layer_mix.build_on(encoder=encoder, layers=layers)
+
+
+class TrainingTest(_TestCase):
+
+  @parameterized.product(
+      family=('whisper', 'wav2vec2_base'), kind=('lora', 'last_blocks')
+  )
+  def test_a_round_sends_and_changes_trained_tensors_alone(self, family, kind):
+    folder = self.write(family)
+    model = _model(folder, kind)
+    process = fed_avg.build(
+        model=model,
+        pipeline=_pipeline(model, folder),
+        client_data=fakes.client_data({'ann': 2, 'bob': 3}),
+        aggregator=fakes.clipped_mean(cohort_size=2, clip=1.0),
+        server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
+        seed=7,
+        local=client_update.LocalTraining(learning_rate=0.1, num_steps=2),
+    )
+    with tff.framework.get_context_stack().install(
+        multi_device.build_sync_context()
+    ):
+      state = process.initialize()
+      after = process.next(state, ['ann', 'bob'])
+    num_bytes = 4 * weights_lib.num_parameters(model.specs)
+    self.assertEqual(fed_avg.traffic(state), (num_bytes, num_bytes))
+    before = state.global_model_weights
+    self.assertEqual(list(before), sorted(model.specs))
+    for name, value in after.state.global_model_weights.items():
+      # A is multiplied by 0 in the first step, and trained in the second.
+      self.assertFalse(np.array_equal(value, before[name]), name)
+      self.assertTrue(np.all(np.isfinite(value)), name)
+
+  def test_graphs_do_not_contain_frozen_tensors(self):
+    folder = self.write()
+    model = _model(folder)
+    pipeline = _pipeline(model, folder)
+    graph = tf.function(
+        lambda weights, batch: model.logits(
+            weights, batch['features'], batch['feature_lengths']
+        ),
+        input_signature=[
+            weights_lib.tensor_specs(model.specs), pipeline.batch_spec
+        ],
+        autograph=False,
+    ).get_concrete_function()
+    sizes = [
+        tf.make_ndarray(node.attr['value'].tensor).size
+        for node in graph.graph.as_graph_def().node
+        if node.op == 'Const'
+    ]
+    self.assertLess(max(sizes), 100)
+
+
+class ExportTest(_TestCase):
+
+  @parameterized.parameters('whisper', 'wav2vec2_base')
+  def test_exports_hold_the_frozen_tensors(self, family):
+    folder = self.write(family)
+    model = _model(folder)
+    pipeline = _pipeline(model, folder)
+    weights = model.initialize(tf.constant([1, 2]))
+    recognizer = recognizer_lib.Recognizer(
+        model=model, pipeline=pipeline, weights=weights
+    )
+    utterances = [
+        export.Utterance(str(n), '', example['waveform'])
+        for n, example in enumerate(fakes.examples('ann', 3))
+    ]
+    expected = [
+        each.text for each in recognizer((u.name, u.waveform) for u in utterances)
+    ]
+    self.assertNotEmpty(''.join(expected))
+    exported = export.ExportedRecognizer(
+        model=model,
+        weights=weights,
+        tokens=pipeline.tokenizer.tokens,
+        front_end=pipeline.front_end,
+    )
+    saved, lite = self.path('saved_model'), self.path('model.tflite')
+    tf.saved_model.save(
+        exported, saved, signatures={'serving_default': exported.transcribe}
+    )
+    with open(lite, 'wb') as f:
+      f.write(export._convert(exported))  # pylint: disable=protected-access
+    for tensor in model.encoder.frozen.values():
+      os.remove(tensor.path)
+    self.assertEqual(export.saved_model_texts(saved, utterances), expected)
+    found = [
+        pipeline.tokenizer.decode(ids).strip()
+        for ids in export.tflite_tokens(lite, utterances)
+    ]
+    # Weights are float16 there, and random ones are near ties.
+    self.assertLen(found, 3)
+
+
+if __name__ == '__main__':
+  absltest.main()

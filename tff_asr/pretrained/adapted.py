@@ -1,0 +1,273 @@
+"""Encoders of public models that a run trains, in part or as a whole.
+
+    encoder = lora(name='whisper-tiny.en', rank=8)
+
+`last_blocks` trains the last blocks, `lora` a low-rank change of some matrices,
+`whole` all weights. Trained tensors start from the public values. The others
+are `Encoder.frozen`: they stay in files, so only the trained ones are sent,
+clipped, noised and saved, and only they have gradients.
+
+The encoders take the public model's own inputs: `front_end` computes them. XLA
+cannot read files, so encoders with frozen tensors need JIT off.
+
+LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685) replaces a matrix W by
+
+    W + scale A B,    A [K, rank], B [rank, N], B = 0 at first.
+
+This sum is computed once a step, in place of (x A) B for each frame x, so that
+the encoder's code need not know of it. The step then also computes the gradient
+of W, from which those of A and B follow: as much work as training W, and one
+more copy of it. With (x A) B that part would cost rank (K + N) / (K N) of it.
+
+  B: batch size. N: samples. T: feature frames. F: features of a frame.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import re
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.features import front_end as front_end_lib
+from tff_asr.features import waveform as waveform_lib
+from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import wav2vec2
+from tff_asr.models import weights as weights_lib
+from tff_asr.models import whisper
+from tff_asr.pretrained import features
+from tff_asr.pretrained import public_model
+
+ATTENTION_MATRICES = r'/(wqkv|wf)$'
+
+_BUILDERS = {
+    'whisper': whisper.build,
+    'wav2vec2': wav2vec2.build,
+    'hubert': wav2vec2.build,
+}
+# Whisper's sinusoids, which are not trained there either.
+_POSITIONS = 'front/positions'
+
+
+def front_end(
+    *, name: str, sha256: Optional[str] = None
+) -> front_end_lib.FrontEnd:
+  """The front end that computes a public model's own inputs.
+
+  Args:
+    name: Name or folder of the model; see `sources.load`.
+    sha256: Digest that the file of weights must have; None: any.
+
+  Raises:
+    ValueError: As `sources.load`, or another digest.
+  """
+  public, _ = _load(name, sha256)
+  settings = public.front_end_settings
+  if public.front_end == public_model.WHISPER_LOG_MEL:
+    return front_end_lib.build_whisper_log_mel(**settings)
+
+  def compute(waveforms, num_samples, unused_tensors):
+    samples, lengths = waveform_lib.waveform(waveforms, num_samples, **settings)
+    # Batches hold frames of features: here, of one sample.
+    return samples[:, :, tf.newaxis], lengths
+
+  return front_end_lib.FrontEnd(
+      identity=f'waveform {settings}',
+      feature_dim=1,
+      frame_shift=1,
+      window=1,
+      compute=compute,
+      placeholder_frames=_least_frames(public.encoder.output_lengths),
+  )
+
+
+def output_lengths(
+    *, name: str, sha256: Optional[str] = None
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """The `Encoder.output_lengths` of a public model; see `front_end`."""
+  public, _ = _load(name, sha256)
+  return public.encoder.output_lengths
+
+
+def last_blocks(
+    *,
+    name: str,
+    num_blocks: int,
+    sha256: Optional[str] = None,
+    dropout: float = 0.0,
+    layer_drop: float = 0.0,
+    activation_dtype: str = 'float32',
+) -> encoder_lib.Encoder:
+  """An encoder of which the last blocks and a norm after them are trained.
+
+  Args:
+    name: Name or folder of the model; see `sources.load`.
+    num_blocks: Blocks to train, at least 1.
+    sha256: Digest that the file of weights must have; None: any.
+    dropout: Rate in the encoder.
+    layer_drop: Probability that training skips a block.
+    activation_dtype: 'float32' or 'bfloat16' in the blocks.
+
+  Raises:
+    ValueError: As `sources.load`, another digest, there are fewer blocks, or a
+      rate is out of its range.
+  """
+  encoder, tensors = _encoder(
+      name,
+      sha256,
+      dropout=dropout,
+      layer_drop=layer_drop,
+      activation_dtype=activation_dtype,
+  )
+  blocks = encoder_lib.block_names(encoder)
+  checks.positive_int(num_blocks=num_blocks)
+  checks.in_range(1, len(blocks), num_blocks=num_blocks)
+  trained = (*blocks[-num_blocks:], 'norm')
+  return _train(
+      encoder, tensors, lambda name: name.partition('/')[0] in trained
+  )
+
+
+def whole(
+    *,
+    name: str,
+    sha256: Optional[str] = None,
+    dropout: float = 0.0,
+    layer_drop: float = 0.0,
+    activation_dtype: str = 'float32',
+) -> encoder_lib.Encoder:
+  """An encoder of which all is trained, except Whisper's positions.
+
+  Args and Raises: As for `last_blocks`.
+  """
+  encoder, tensors = _encoder(
+      name,
+      sha256,
+      dropout=dropout,
+      layer_drop=layer_drop,
+      activation_dtype=activation_dtype,
+  )
+  return _train(encoder, tensors, lambda name: name != _POSITIONS)
+
+
+def lora(
+    *,
+    name: str,
+    rank: int,
+    scale: float = 1.0,
+    matrices: str = ATTENTION_MATRICES,
+    sha256: Optional[str] = None,
+    dropout: float = 0.0,
+    layer_drop: float = 0.0,
+    activation_dtype: str = 'float32',
+) -> encoder_lib.Encoder:
+  """An encoder whose matrices get a trained change of low rank.
+
+  Args:
+    name: As for `last_blocks`.
+    rank: Rank of the change, below both sizes of each matrix.
+    scale: Factor of A B, positive; alpha / rank in the paper.
+    matrices: Regular expression, found in the names of the matrices. A block
+      has `wqkv` (queries, keys and values), `wf`, `w1` and `w2`.
+    sha256: As for `last_blocks`.
+    dropout: As for `last_blocks`.
+    layer_drop: As for `last_blocks`.
+    activation_dtype: As for `last_blocks`.
+
+  Returns:
+    An `encoder.Encoder` with weights `NAME/lora_a` and `NAME/lora_b` for each
+    matrix.
+
+  Raises:
+    ValueError: As `last_blocks`, the pattern names no tensor or one that is no
+      matrix, or scale or rank is out of its range.
+  """
+  checks.positive_int(rank=rank)
+  checks.positive(scale=scale)
+  encoder, tensors = _encoder(
+      name,
+      sha256,
+      dropout=dropout,
+      layer_drop=layer_drop,
+      activation_dtype=activation_dtype,
+  )
+  chosen = [each for each in sorted(tensors) if re.search(matrices, each)]
+  if not chosen:
+    raise ValueError(f'matrices {matrices!r} is in no name of a tensor.')
+  specs = {}
+  for each in chosen:
+    shape = tensors[each].shape
+    # Positions have two dimensions, too, and multiply nothing.
+    if len(shape) != 2 or each == _POSITIONS:
+      raise ValueError(f'matrices {matrices!r} names {each}, which is no matrix.')
+    checks.in_range(1, min(shape) - 1, rank=rank)
+    specs[f'{each}/lora_a'] = weights_lib.matrix_spec(shape[0], rank)
+    specs[f'{each}/lora_b'] = weights_lib.WeightSpec((rank, shape[1]))
+
+  def merge(weights):
+    return {
+        each: weights[each] + scale * tf.matmul(
+            weights[f'{each}/lora_a'], weights[f'{each}/lora_b']
+        )
+        for each in chosen
+    }
+
+  return encoder_lib.freeze(encoder, tensors, specs=specs, merge=merge)
+
+
+def _train(
+    encoder: encoder_lib.Encoder,
+    tensors: encoder_lib.FrozenTensors,
+    is_trained: Callable[[str], bool],
+) -> encoder_lib.Encoder:
+  """Trains some of the tensors, from their public values."""
+  specs = {
+      name: weights_lib.WeightSpec(tensor.shape, source=tensor)
+      for name, tensor in tensors.items()
+      if is_trained(name)
+  }
+  return encoder_lib.freeze(
+      encoder, weights_lib.without(specs, tensors), specs=specs
+  )
+
+
+def _encoder(
+    name: str, sha256: Optional[str], **options: float | str
+) -> tuple[encoder_lib.Encoder, encoder_lib.FrozenTensors]:
+  """A public model's encoder with other options, and its tensors."""
+  public, tensors = _load(name, sha256)
+  encoder = _BUILDERS[public.family](**public.settings, **options)
+  if public.front_end == public_model.WAVEFORM:
+    # See `front_end`.
+    flat = lambda function: lambda weights, features, *rest: function(
+        weights, features[:, :, 0], *rest
+    )
+    encoder = dataclasses.replace(
+        encoder,
+        apply=flat(encoder.apply),
+        layer_outputs=flat(encoder.layer_outputs),
+    )
+  return encoder, tensors
+
+
+# Each part of a configuration that names the model loads it.
+@functools.lru_cache(maxsize=2)
+def _load(
+    name: str, sha256: Optional[str]
+) -> tuple[public_model.PublicModel, encoder_lib.FrozenTensors]:
+  """A public model without its weights, and these in files."""
+  public = features.load(name, sha256)
+  tensors = features.map_weights(public)
+  # The arrays would stay in memory next to the mapped files.
+  return dataclasses.replace(public, weights={}), tensors
+
+
+def _least_frames(
+    lengths_of: Callable[[tf.Tensor], tf.Tensor], most: int = 2000
+) -> int:
+  """Frames of the shortest utterance with an output."""
+  lengths = np.asarray(lengths_of(np.arange(1, most)))
+  return 1 + int(np.searchsorted(lengths, 1))
