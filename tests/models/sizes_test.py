@@ -58,13 +58,12 @@ class SizesTest(parameterized.TestCase):
     files = {
         str(path.relative_to(experiment_files.ROOT))
         for path in (experiment_files.ROOT / 'gin' / 'models').glob('*.gin')
-        # Of any size, that of the public model.
+        # Their sizes depend on the public model.
         if not path.name.startswith('public_')
     }
-    # What the others include, and a head whose size depends on its front end.
+    # What the others include.
     files -= {
-        f'gin/models/{name}.gin'
-        for name in ('conformer', 'public_head', 'transformer')
+        f'gin/models/{name}.gin' for name in ('conformer', 'transformer')
     }
     self.assertCountEqual(files, [row[1] for row in _rows()])
 

@@ -67,7 +67,10 @@ def front_end(
   public, _ = _load(name, sha256)
   settings = public.front_end_settings
   if public.front_end == public_model.WHISPER_LOG_MEL:
-    return front_end_lib.build_whisper_log_mel(**settings)
+    return dataclasses.replace(
+        front_end_lib.build_whisper_log_mel(**settings),
+        max_duration_sec=public.max_duration_sec,
+    )
 
   def compute(waveforms, num_samples, unused_tensors):
     samples, lengths = waveform_lib.waveform(waveforms, num_samples, **settings)
@@ -81,6 +84,7 @@ def front_end(
       window=1,
       compute=compute,
       placeholder_frames=_least_frames(public.encoder.output_lengths),
+      max_duration_sec=public.max_duration_sec,
   )
 
 
@@ -202,7 +206,9 @@ def lora(
     shape = tensors[each].shape
     # Positions have two dimensions, too, and multiply nothing.
     if len(shape) != 2 or each == _POSITIONS:
-      raise ValueError(f'matrices {matrices!r} names {each}, which is no matrix.')
+      raise ValueError(
+          f'matrices {matrices!r} names {each}, which is no matrix.'
+      )
     checks.in_range(1, min(shape) - 1, rank=rank)
     specs[f'{each}/lora_a'] = weights_lib.matrix_spec(shape[0], rank)
     specs[f'{each}/lora_b'] = weights_lib.WeightSpec((rank, shape[1]))
