@@ -47,6 +47,7 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import fed_avg
@@ -471,7 +472,7 @@ def _prepare(
     sizes: workload_lib.Workload, dtype: str, *, jit: bool
 ) -> tuple[
     tempfile.TemporaryDirectory,
-    list[str],
+    list[records.ClientRecords],
     tff.learning.templates.LearningProcess,
 ]:
   """A corpus' folder, which lives as long, its clients and their process."""
@@ -486,7 +487,7 @@ def _prepare(
   process = sizes.build_process(
       clients, cohort_size=sizes.num_clients, model=model, buckets=buckets
   )
-  return folder, clients.client_ids, process
+  return folder, clients.records_of(clients.client_ids), process
 
 
 def _batch(size: int) -> pipeline_lib.Batch:
