@@ -115,7 +115,7 @@ class AdaptiveRunTest(cases.TestCase):
     (rounds,) = ledger_lib.read(os.path.join(whole, run_dir.LEDGER)).rounds
     self.assertEqual(rounds.count, 3)
     if is_correlated:
-      self.assertEqual(rounds.strategy, _CORRELATION.strategy)
+      self.assertEqual(rounds.strategy, _CORRELATED.strategy)
       self.assertBetween(rounds.noise_multiplier, 0.999 * _NOISE, _NOISE)
       self.assertLess(rounds.noise_multiplier, _NOISE)
     else:
