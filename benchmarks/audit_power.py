@@ -255,7 +255,7 @@ def measured(setting: Setting, *, seed: int) -> tuple[float, float]:
       covariance=np.eye(setting.num_rounds),
       places=np.arange(NUM_CANARIES),
   )
-  bound, _ = audit.lower_bound(ratios, run.included, delta=DELTA)
+  bound, _ = audit.epsilon_lower_bound(ratios, run.included, delta=DELTA)
   scores, _ = audit.scores(
       inner.sum(axis=0), norms=norms, mean_squares=np.array(total_squares)
   )

@@ -165,7 +165,7 @@ def quiet() -> Iterator[None]:
 def compare(whole: str, killed: str) -> list[str]:
   """Differences between two runs that should be the same."""
   problems = []
-  states = [run_dir.newest_state(run) for run in (whole, killed)]
+  states = [run_dir.newest_state_path(run) for run in (whole, killed)]
   models = [os.path.join(run, run_dir.MODEL) for run in (whole, killed)]
   for (one, other), read in (
       (states, state_file.read_leaves), (models, model_file.read)

@@ -324,7 +324,7 @@ def _write_parts(
     if any(shared.values()):
       written[name]['shared'] = {o: n for o, n in shared.items() if n}
     known[name] = own
-    summaries.write_all(output_dir, {name: written[name]})
+    summaries.merge(output_dir, {name: written[name]})
   return written, empty
 
 

@@ -126,7 +126,7 @@ def _positions(lengths: jax.Array, valid: jax.Array, *, dim: int) -> jax.Array:
 
 
 def _normalize(features: jax.Array, feature_lengths: jax.Array) -> jax.Array:
-  """As `tff_asr.features.log_mel.normalize`."""
+  """As `tff_asr.features.log_mel.normalize_utterances`."""
   valid = _valid(feature_lengths, features.shape[1])[:, :, None]
   count = (feature_lengths * features.shape[-1]).clip(min=1)[:, None, None]
   total = lambda values: values.sum(axis=(1, 2), keepdims=True)

@@ -154,7 +154,7 @@ class CtcTransformer(nn.Module):
 def normalize(
     features: torch.Tensor, feature_lengths: torch.Tensor
 ) -> torch.Tensor:
-  """As `tff_asr.features.log_mel.normalize`."""
+  """As `tff_asr.features.log_mel.normalize_utterances`."""
   valid = _valid(feature_lengths, features.shape[1])[:, :, None]
   count = (feature_lengths * features.shape[-1]).clamp(min=1)[:, None, None]
   total = lambda values: values.sum(dim=(1, 2), keepdim=True)

@@ -39,7 +39,7 @@ def build(*, num_blocks: int, dim: int) -> encoder.Encoder:
           'kernel': weights_lib.WeightSpec(
               (dim, 2 * dim), limit=(3 / dim) ** 0.5
           ),
-          'bias': weights_lib.zeros(2 * dim),
+          'bias': weights_lib.zeros_spec(2 * dim),
       },
       apply_block=apply_block,
       final_norm=True,

@@ -132,7 +132,7 @@ class KillTest(cases.TestCase):
           send=signal.SIGKILL, when=lambda _: self.num_lines() >= lines
       )
       self.assertEqual(ended.code, -signal.SIGKILL, ended.stderr)
-      state = run_dir.newest_state(self.run_dir)
+      state = run_dir.newest_state_path(self.run_dir)
       if state is not None:
         # The ledger is the saved state's, and not behind it.
         leaves = state_file.read_leaves(state)

@@ -89,10 +89,10 @@ class SummariesTest(cases.TestCase):
     summary = summaries.build(_clients([1]), origin={})
     for name in 'ab':
       os.mkdir(self.path(name))
-      summaries.write_all(self.root, {name: summary})
+      summaries.merge(self.root, {name: summary})
     path = self.path(summaries.SUMMARY_FILE)
     with open(path, encoding='utf-8') as f:
       self.assertEqual(json.load(f), {'a': summary, 'b': summary})
     os.rmdir(self.path('a'))
-    summaries.write_all(self.root, {'b': summary})
+    summaries.merge(self.root, {'b': summary})
     self.assertEqual(json.loads(pathlib.Path(path).read_text()), {'b': summary})

@@ -116,7 +116,7 @@ class LogMelTest(parameterized.TestCase):
 
   def test_normalize_by_hand(self):
     # Mean 2.5, variance (2.25 + .25 + .25 + 2.25) / 4 = 1.25.
-    features = log_mel.normalize(
+    features = log_mel.normalize_utterances(
         tf.constant([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]]), tf.constant([2])
     )[0]
     np.testing.assert_array_equal(features[2], [0, 0])

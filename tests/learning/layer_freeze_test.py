@@ -39,7 +39,7 @@ class MatchTest(parameterized.TestCase):
 
 # 100 parameters in two blocks of three modules, and a head.
 _SPECS = {
-    name: weights_lib.zeros(size)
+    name: weights_lib.zeros_spec(size)
     for name, size in {
         'block_00/a/w1': 30,
         'block_00/a/w2': 10,

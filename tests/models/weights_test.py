@@ -18,7 +18,7 @@ class WeightsTest(parameterized.TestCase):
 
   def test_initial_values_are_float32_of_their_shapes_sorted_by_name(self):
     drawn = _draw({
-        'b': weights.zeros(3),
+        'b': weights.zeros_spec(3),
         'c/a': weights.WeightSpec((2, 3, 4), limit=0.1),
         'a': weights.matrix_spec(5, 2),
     })
@@ -43,9 +43,9 @@ class WeightsTest(parameterized.TestCase):
 
   def test_constants(self):
     drawn = _draw({
-        'ones': weights.ones(2),
+        'ones': weights.ones_spec(2),
         'offset': weights.WeightSpec((1,), limit=0.5, offset=10.0),
-        'zeros': weights.zeros(2),
+        'zeros': weights.zeros_spec(2),
     })
     np.testing.assert_array_equal(drawn['ones'], [1, 1])
     np.testing.assert_array_equal(drawn['zeros'], [0, 0])
@@ -62,7 +62,7 @@ class WeightsTest(parameterized.TestCase):
       self.assertFalse(np.array_equal(alone['w'], other['w']))
 
   def test_select_undoes_prefix(self):
-    specs = {'a': weights.ones(1), 'b/c': weights.zeros(2)}
+    specs = {'a': weights.ones_spec(1), 'b/c': weights.zeros_spec(2)}
     other = weights.prefix('block_10', specs)
     both = {**weights.prefix('block_1', specs), **other}
     self.assertEqual(
@@ -76,7 +76,7 @@ class WeightsTest(parameterized.TestCase):
     # 2 * 3 + 4 + 1 (a scalar).
     specs = {
         'a': weights.matrix_spec(2, 3),
-        'b': weights.ones(4),
+        'b': weights.ones_spec(4),
         'c': weights.WeightSpec(()),
     }
     self.assertEqual(weights.num_parameters(specs), 11)

@@ -238,7 +238,7 @@ class ComposeTest(parameterized.TestCase):
     ]
     # Rounds add what each costs at an order; then delta adds once:
     # log((a - 1) / a) - (log(delta) + log(a)) / (a - 1) (Canonne et al. 2020).
-    at_order = lambda rounds, order: accounting.epsilon_and_order(
+    at_order = lambda rounds, order: accounting.rdp_epsilon_and_order(
         rounds, delta=1e-5, orders=[order]
     )[0]
     of_delta = math.log(7 / 8) - (math.log(1e-5) + math.log(8)) / 7
@@ -435,7 +435,7 @@ class SecureSumsTest(parameterized.TestCase):
         population=120 if kind != 'full' else 10,
         min_sep=12 if kind in accounting.MIN_SEP_KINDS else None,
     )
-    secure_sum = accounting.SecureSum(**{
+    secure_sum = accounting.SecureSumParams(**{
         **dict(bits=16, num_clients=10, min_clients=8), **changes
     })
     return accounting.RoundGroup(

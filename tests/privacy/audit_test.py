@@ -198,7 +198,7 @@ class BoundTest(parameterized.TestCase):
     for confidence, expected in (
         (0.95, math.log(right / (1 - right))), (1 - 2.0**-101, 0.0)
     ):
-      found = audit.epsilon_bound(
+      found = audit.refuted_epsilon(
           audit.CanaryGuesses(100, 100, 100), delta=1e-12, confidence=confidence
       )
       self.assertAlmostEqual(found, expected, places=5)
@@ -215,7 +215,7 @@ class BoundTest(parameterized.TestCase):
         np.random.default_rng(0).binomial(m, right, 2000), return_counts=True
     )
     bounds = np.array([
-        audit.epsilon_bound(
+        audit.refuted_epsilon(
             audit.CanaryGuesses(
                 m, m, int(v)
             ), delta=1e-12, confidence=confidence
@@ -237,7 +237,7 @@ class BoundTest(parameterized.TestCase):
     included = np.random.default_rng(0).random(80) < 0.5
     ratios = np.zeros(80)
     ratios[np.flatnonzero(included)[-20:]] = 1.0
-    bound, guesses = audit.lower_bound(ratios, included, delta=1e-9)
+    bound, guesses = audit.epsilon_lower_bound(ratios, included, delta=1e-9)
     self.assertEqual((guesses.num_guesses, guesses.num_correct), (20, 20))
     # 80 gives k = 40, 20, 10: six ways.
     p = audit.p_value(guesses, epsilon=bound, delta=1e-9)
@@ -247,7 +247,7 @@ class BoundTest(parameterized.TestCase):
     # A bound above 0 is wrong, and comes in 5 % of runs at most.
     generator = np.random.default_rng(0)
     wrong = sum(
-        audit.lower_bound(
+        audit.epsilon_lower_bound(
             generator.standard_normal(100),
             generator.random(100) < 0.5,
             delta=1e-5,

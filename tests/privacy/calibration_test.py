@@ -36,7 +36,7 @@ class CalibrationTest(parameterized.TestCase):
     super().setUp()
     # Searches and checks by a quarter of the orders: these are the time.
     orders = accounting.ORDERS[::4]
-    defaults = accounting.epsilon_and_order.__kwdefaults__
+    defaults = accounting.rdp_epsilon_and_order.__kwdefaults__
     self.enterContext(mock.patch.dict(defaults, orders=orders))
     self.enterContext(mock.patch.object(accounting, 'ORDERS', orders))
 

@@ -76,7 +76,7 @@ class ChaCha20Test(parameterized.TestCase):
   def test_words_match_the_standard(self):
     for key, nonce, counter, expected in _VECTORS:
       nonce = bytes.fromhex(nonce)
-      words = chacha20.words(
+      words = chacha20.words64(
           keys.from_bytes(bytes.fromhex(key)),
           release=int.from_bytes(nonce[:8], 'little'),
           stream=int.from_bytes(nonce[8:], 'little'),
@@ -89,7 +89,7 @@ class ChaCha20Test(parameterized.TestCase):
     key = keys.from_seed(3)
     release, stream = 2**63 + 5, 2**32 - 2
     nonce = release.to_bytes(8, 'little') + stream.to_bytes(4, 'little')
-    expected = chacha20.words(key, release=release, stream=stream, count=801)
+    expected = chacha20.words64(key, release=release, stream=stream, count=801)
     counters = np.array([99, 0, 57, 58])
     found = _blocks(keys.to_bytes(key), counters, nonce, ops)
     np.testing.assert_array_equal(
@@ -105,7 +105,7 @@ class ChaCha20Test(parameterized.TestCase):
 
   def test_a_stream_resumes_at_its_position(self):
     settings = dict(release=1, stream=2)
-    expected = chacha20.words(keys.from_seed(0), count=100, **settings)
+    expected = chacha20.words64(keys.from_seed(0), count=100, **settings)
     stream = chacha20.Stream(keys.from_seed(0), start=16, **settings)
     zeros = np.zeros(8 * 50, np.uint8)
     first, second = np.empty(13, '<u8'), np.empty(50, '<u8')

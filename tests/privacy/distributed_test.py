@@ -86,7 +86,7 @@ class PlanTest(parameterized.TestCase):
 
   def test_numbers_are_those_of_the_paper(self):
     # D = 10^4: D / 4 = 2500, sqrt(D) / 2 = 50; (t + sqrt(D))^2 is more.
-    found = distributed.choose_parameters(**_PLAN)
+    found = distributed.choose_plan(**_PLAN)
     t = found.clip_in_steps
     square = t**2 + 2500 + (t + 50)
     self.assertEqual(found.squared_sensitivity, math.floor(square))
@@ -102,7 +102,7 @@ class PlanTest(parameterized.TestCase):
   def test_more_bits_cost_less_noise_down_to_that_of_a_trusted_server(self):
     ratios = []
     for bits in (12, 14, 20, 24):
-      found = distributed.choose_parameters(
+      found = distributed.choose_plan(
           **_PLAN | dict(bits=bits, max_failed_share=0.0)
       )
       ratios.append(10 * found.local_stddev / found.clip_in_steps)
@@ -112,7 +112,7 @@ class PlanTest(parameterized.TestCase):
 
   def test_noise_makes_up_for_clients_that_may_drop_out(self):
     whole, half = (
-        distributed.choose_parameters(
+        distributed.choose_plan(
             **_PLAN | dict(bits=24, max_failed_share=share)
         )
         for share in (0.0, 0.5)
@@ -125,7 +125,7 @@ class PlanTest(parameterized.TestCase):
         places=4,
     )
     # .29 * 100 is below 29 in floating point.
-    found = distributed.choose_parameters(**_PLAN | dict(max_failed_share=0.29))
+    found = distributed.choose_plan(**_PLAN | dict(max_failed_share=0.29))
     self.assertEqual(found.min_clients, 71)
 
   @parameterized.parameters(
@@ -139,7 +139,7 @@ class PlanTest(parameterized.TestCase):
   )
   def test_bad_arguments(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      distributed.choose_parameters(**_PLAN | changes)
+      distributed.choose_plan(**_PLAN | changes)
 
 
 class DistributedSumQueryTest(parameterized.TestCase):

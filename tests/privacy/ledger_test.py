@@ -359,7 +359,9 @@ class ParentTest(_LedgerTestCase):
         (4, 'example', 3, {'example': 7, 'speaker': 2}),
         (1, 'device', 0, {'device': 1, 'example': 7, 'speaker': 2}),
     )):
-      run = self.run_of(str(number), run, num_rounds=num_rounds, privacy_unit=unit)
+      run = self.run_of(
+          str(number), run, num_rounds=num_rounds, privacy_unit=unit
+      )
       self.assertEqual(self.counts(run), counts)
       self.assertEqual(ledger.read(run[0]).inherited, inherited)
     for unit, count in counts.items():
@@ -463,7 +465,9 @@ class ChargesTest(_LedgerTestCase):
       ),
   )
   def test_rounds_of_secure_sums_are_read_as_they_were(self, sampling, counts):
-    secure_sum = accounting.SecureSum(bits=16, num_clients=3, min_clients=2)
+    secure_sum = accounting.SecureSumParams(
+        bits=16, num_clients=3, min_clients=2
+    )
     kind = dict(sampling=sampling, secure_sum=secure_sum)
     planned = ledger.Charges().after([0, 1, 0], _round(**kind).cost)
     self.write([

@@ -242,7 +242,7 @@ class ExactnessTest(parameterized.TestCase):
     with mock.patch.object(noise, '_fast_path', damaged):
       points = _draw([[size]], stddev=stddev)[0].reshape([2, -1])
     np.testing.assert_array_equal(points, expected)
-    draw = lambda stream, count: chacha20.words(
+    draw = lambda stream, count: chacha20.words64(
         _KEY, release=0, stream=stream, count=count
     )
     u, v = draw(0, size // 2), draw(1, size // 2)

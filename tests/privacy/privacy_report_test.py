@@ -85,7 +85,7 @@ class ReportTest(parameterized.TestCase):
         _rounds(kind, noise=0),
         noise_multiplier=2.0,
         strategy=None,
-        secure_sum=accounting.SecureSum(
+        secure_sum=accounting.SecureSumParams(
             bits=16, num_clients=10, min_clients=8
         ),
     )

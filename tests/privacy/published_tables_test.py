@@ -73,7 +73,7 @@ class PublishedTablesTest(parameterized.TestCase):
         places=3,
     )
     rounds = _rounds(row)
-    found, _ = accounting.epsilon_and_order(
+    found, _ = accounting.rdp_epsilon_and_order(
         rounds, delta=_DELTA, orders=[_number(row['order'])]
     )
     printed = _number(row['printed'])
@@ -83,7 +83,7 @@ class PublishedTablesTest(parameterized.TestCase):
     self.assertAlmostEqual(found / printed, 1, delta=0.055)
     # And the other columns are as computed.
     self.assertAlmostEqual(found / _number(row['at_order']), 1, delta=0.01)
-    best, order = accounting.epsilon_and_order(rounds, delta=_DELTA)
+    best, order = accounting.rdp_epsilon_and_order(rounds, delta=_DELTA)
     self.assertAlmostEqual(best / _number(row['best']), 1, delta=0.01)
     self.assertIn(f'({order:g})', row['best'])
     self.assertLessEqual(best, found * (1 + 1e-9))

@@ -33,7 +33,7 @@ _CORRELATED = correlated_noise.CorrelatedNoise(
 
 def _state(run: str) -> dict[str, np.ndarray]:
   """The process's part of a run's last state."""
-  leaves = state_file.read_leaves(run_dir.newest_state(run))
+  leaves = state_file.read_leaves(run_dir.newest_state_path(run))
   return {
       name: leaf for name, leaf in leaves.items() if name.startswith('process')
   }

@@ -271,14 +271,14 @@ class RoundTest(_TestCase):
         )
         for number in (1, 2)
     )
-    kept = private_rounds.keep_noise(before, after=after)
+    kept = private_rounds.undo_round(before, after=after)
     self.assertIs(kept.global_model_weights, before.global_model_weights)
     noise = private_rounds.query_state(kept)
     self.assertEqual(int(noise.counter), 2)
     np.testing.assert_array_equal(noise.buffers, np.full([2, 3], 2))
     # Other noise is its round's own.
     before, after = (_state(counter=np.int64(number)) for number in (1, 2))
-    self.assertIs(private_rounds.keep_noise(before, after=after), before)
+    self.assertIs(private_rounds.undo_round(before, after=after), before)
 
   def test_a_process_of_another_kind_keeps_its_buffers_too(self):
     # Neither BLT nor banded: it has buffers, and no scale of outputs.
@@ -288,7 +288,7 @@ class RoundTest(_TestCase):
         for number in (1, 2)
     )
     kept = private_rounds.query_state(
-        private_rounds.keep_noise(before, after=after)
+        private_rounds.undo_round(before, after=after)
     )
     np.testing.assert_array_equal(kept.buffers, np.full([3], 2))
 
@@ -324,7 +324,7 @@ class PlanTest(_TestCase):
       with ledger.create(first) as opened:
         opened.append(charged(0, 1))
         parent = first, opened.head
-      planned = private_rounds.planned_rounds(
+      planned = private_rounds.planned_charges(
           _state(sampling),
           sampling=sampling,
           num_rounds=100,

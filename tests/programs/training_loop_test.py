@@ -147,7 +147,7 @@ class TrainingLoopTest(cases.TestCase):
 
   def assert_same(self, one: str, other: str) -> None:
     """The same bits of model, state and metrics, and as many charges."""
-    states = [run_dir.newest_state(self.path(run)) for run in (one, other)]
+    states = [run_dir.newest_state_path(self.path(run)) for run in (one, other)]
     models = [self.path(run, run_dir.MODEL) for run in (one, other)]
     for (first, second), read in (
         (states, state_file.read_leaves), (models, model_file.read)

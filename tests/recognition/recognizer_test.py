@@ -42,7 +42,7 @@ def _tone_model() -> ctc.CtcModel:
       vocab_size=5,
       loss_kernel='op',
       specs={
-          'head/bias': weights_lib.zeros(5),
+          'head/bias': weights_lib.zeros_spec(5),
           'head/kernel': weights_lib.WeightSpec((5, 5)),
       },
   )

@@ -38,7 +38,7 @@ class TensorFileTest(cases.TestCase):
     self.assertEqual(
         header.shapes, {name: a.shape for name, a in _ARRAYS.items()}
     )
-    found, content = tensor_file.read(self.file)
+    found, content = tensor_file.read_with_header(self.file)
     self.assertEqual(content, _CONTENT)
     self.assertEqual(list(found), sorted(_ARRAYS))
     for name, array in _ARRAYS.items():
@@ -70,7 +70,7 @@ class TensorFileTest(cases.TestCase):
       with self.assertRaisesRegex(
           tensor_file.DamagedFileError, '^The file .*x.safetensors is'
       ) as caught:
-        tensor_file.read(self.file)
+        tensor_file.read_with_header(self.file)
       self.assertNotIn('\n', str(caught.exception))
       fakes.damage(self.file, offset=offset)
     for size in range(0, len(data), 7):
@@ -91,4 +91,4 @@ class TensorFileTest(cases.TestCase):
     with self.assertRaisesRegex(
         tensor_file.DamagedFileError, 'is not of this project'
     ):
-      tensor_file.read(self.file)
+      tensor_file.read_with_header(self.file)

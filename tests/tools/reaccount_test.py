@@ -33,7 +33,7 @@ _ERROR = 1e-11  # Of a round's sampler.
 
 
 def _secure_sum(num_clients, survivors):
-  return accounting.SecureSum(
+  return accounting.SecureSumParams(
       bits=16, num_clients=num_clients, min_clients=survivors
   )
 

@@ -99,7 +99,7 @@ def client_arguments(
   return list(client_ids)
 
 
-def training_examples(
+def dataset_computation(
     client_data: tff.simulation.datasets.ClientData,
 ) -> tuple[tff.Computation, Optional[records.Read]]:
   """Returns the dataset computation of a learning process on `client_data`.

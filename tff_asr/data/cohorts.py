@@ -300,7 +300,7 @@ def draw_indices(
     return np.arange(population)
   # A word for each client of the population, also outside of the group: so a
   # client's word depends on its number and the round only.
-  words = chacha20.words(
+  words = chacha20.words64(
       key, release=round_num, stream=_STREAM, count=population
   )
   num_groups = sampling.min_sep or 1

@@ -145,7 +145,7 @@ def remarks(name: str, summary: Summary) -> list[str]:
   return changed + dropped + known + repeated
 
 
-def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
+def merge(folder: str, summaries: Mapping[str, Summary]) -> None:
   """Adds splits to the summary.json of the folder that holds their folders."""
   path = os.path.join(folder, SUMMARY_FILE)
   try:
@@ -160,10 +160,10 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
       for name, summary in known.items()
       if os.path.isdir(os.path.join(folder, name))
   }
-  write(path, dict(sorted((known | dict(summaries)).items())))
+  write_json(path, dict(sorted((known | dict(summaries)).items())))
 
 
-def write(path: str, content: Mapping[str, object]) -> None:
+def write_json(path: str, content: Mapping[str, object]) -> None:
   """Writes indented JSON with non-ASCII letters as they are."""
   files.write_text(
       path, json.dumps(content, indent=1, ensure_ascii=False) + '\n'

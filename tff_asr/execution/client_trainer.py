@@ -42,7 +42,7 @@ class LoadedClientPrograms(NamedTuple):
   zero: graph.LoadedProgram
 
 
-def load(programs: compiler.ClientPrograms) -> LoadedClientPrograms:
+def load_programs(programs: compiler.ClientPrograms) -> LoadedClientPrograms:
   """Loads the programs into this process."""
   return LoadedClientPrograms(
       programs, work=programs.work.load(), zero=programs.zero.load()

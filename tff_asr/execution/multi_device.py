@@ -118,7 +118,7 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
   def load_clients(
       self, programs: compiler.ClientPrograms
   ) -> client_trainer.LoadedClientPrograms:
-    return client_trainer.load(programs)
+    return client_trainer.load_programs(programs)
 
   def run_clients(
       self,

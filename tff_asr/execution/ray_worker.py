@@ -244,7 +244,7 @@ class RayWorker:
     if key.computation not in self._loaded:
       if len(self._loaded) == MAX_LOADED:
         self._loaded.clear()
-      self._loaded[key.computation] = client_trainer.load(
+      self._loaded[key.computation] = client_trainer.load_programs(
           ray.get(key.programs[0])
       )
     return self._loaded[key.computation]

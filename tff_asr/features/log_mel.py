@@ -125,11 +125,15 @@ def log_mel(
   feature_lengths = num_frames(num_samples)
   # The floor keeps digital silence finite.
   log = tf.math.log(tf.maximum(bins, FLOOR))
-  return normalize(log, feature_lengths), feature_lengths
+  return normalize_utterances(log, feature_lengths), feature_lengths
 
 
-def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
-  """Shifts and scales each utterance to mean 0 and variance 1 over its frames.
+def normalize_utterances(
+    features: tf.Tensor, feature_lengths: tf.Tensor
+) -> tf.Tensor:
+  """Shifts and scales each utterance to mean 0 and variance 1.
+
+  One mean and one variance, over its frames and bins.
 
   Args:
     features: float32 [B, T, F].

@@ -142,7 +142,7 @@ class DpSgd:
     )
     return process.State(
         global_model_weights=weights,
-        distributor=process.RandomState(
+        distributor=process.RoundSeed(
             tf.constant(self._seed), tf.constant(0)
         ),
         # In the state: freezing other weights then changes a step's identity.
@@ -195,7 +195,7 @@ class DpSgd:
     }
     if not self._is_private:
       metrics['layer_squares'] = squares
-    step = process.RandomState(
+    step = process.RoundSeed(
         state.distributor.seed, np.int32(state.distributor.round_num + 1)
     )
     new_state = process.State(

@@ -68,7 +68,7 @@ def build(
      -> <state=S@SERVER, metrics=M@SERVER>)
 
       >>> class Model:
-      ...   specs = {'w': weights_lib.zeros(80)}
+      ...   specs = {'w': weights_lib.zeros_spec(80)}
       ...   def initialize(self, seed):
       ...     return weights_lib.initialize(self.specs, seed)
       ...   def loss(self, weights, features, *unused):
@@ -130,7 +130,7 @@ def build(
   )
   # For a corpus on disk only locations are sent; `read` opens them in the
   # client's graph.
-  open_client, read = client_data_lib.training_examples(client_data)
+  open_client, read = client_data_lib.dataset_computation(client_data)
   client_work = client_update.build(
       model=model,
       pipeline=dataclasses.replace(pipeline, read=read),
@@ -216,7 +216,7 @@ def _build_distributor(
 
   @tff.tensorflow.computation
   def initialize():
-    return process_lib.RandomState(
+    return process_lib.RoundSeed(
         seed=tf.constant(seed_pair), round_num=tf.constant(0)
     )
 
@@ -232,7 +232,7 @@ def _build_distributor(
     # Only then: otherwise the type of the broadcast would have an unused field.
     if unaugmented_rounds:
       broadcast['is_augmented'] = state.round_num >= unaugmented_rounds
-    return broadcast, process_lib.RandomState(state.seed, state.round_num + 1)
+    return broadcast, process_lib.RoundSeed(state.seed, state.round_num + 1)
 
   @tff.federated_computation
   def init_fn():

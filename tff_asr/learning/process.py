@@ -4,7 +4,7 @@ Federated rounds (`fed_avg`), central steps (`central_step`) and private steps
 by example (`dp_sgd`) have the same interface and the same state:
 
     global_model_weights  float32 tensors by name
-    distributor           `RandomState`
+    distributor           `RoundSeed`
     client_work           names of frozen weights, one a line, or ()
     aggregator            of the DP query, or ()
     finalizer             of the optimizer
@@ -24,7 +24,7 @@ State = tff.learning.templates.LearningAlgorithmState
 Output = tff.learning.templates.LearningProcessOutput
 
 
-class RandomState(NamedTuple):
+class RoundSeed(NamedTuple):
   """Source of the randomness of a round or step, except noise.
 
   Attributes:

@@ -37,7 +37,10 @@ def specs(*, dim: int, biases: bool = False) -> weights_lib.Specs:
   }
   if not biases:
     return matrices
-  vectors = {'bf': weights_lib.zeros(dim), 'bqkv': weights_lib.zeros(3 * dim)}
+  vectors = {
+      'bf': weights_lib.zeros_spec(dim),
+      'bqkv': weights_lib.zeros_spec(3 * dim),
+  }
   return matrices | vectors
 
 
@@ -91,8 +94,8 @@ def relative_specs(*, dim: int) -> weights_lib.Specs:
   """As `specs`, and `wr` [D, D], `u` and `v` [D], one part per head."""
   return {
       **specs(dim=dim),
-      'u': weights_lib.zeros(dim),
-      'v': weights_lib.zeros(dim),
+      'u': weights_lib.zeros_spec(dim),
+      'v': weights_lib.zeros_spec(dim),
       'wr': weights_lib.matrix_spec(dim, dim),
   }
 

@@ -81,7 +81,7 @@ def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
   fan_in = kernel_size * dim
   return {
       # Twice the width, which the gated linear unit halves.
-      'bias': weights_lib.zeros(2 * dim),
+      'bias': weights_lib.zeros_spec(2 * dim),
       'kernel': weights_lib.WeightSpec(
           (kernel_size, dim, 2 * dim), limit=math.sqrt(3 / fan_in)
       ),

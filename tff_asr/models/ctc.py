@@ -420,11 +420,11 @@ def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
   Returns:
     A tf.RaggedTensor int32 [B, (U)] of token ids.
   """
-  tokens, is_emitted = greedy_tokens(logits, logit_lengths)
+  tokens, is_emitted = best_path(logits, logit_lengths)
   return tf.ragged.boolean_mask(tokens, is_emitted)
 
 
-def greedy_tokens(
+def best_path(
     logits: tf.Tensor, logit_lengths: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Best token of each frame, and the frames that emit one.

@@ -147,13 +147,13 @@ class _Head(NamedTuple):
       raise ValueError(f'kernel_size must be odd, found {self.kernel_size}.')
     fan_in = self.kernel_size * self.width
     return {
-        'bias': weights_lib.zeros(self.dim),
+        'bias': weights_lib.zeros_spec(self.dim),
         'kernel': weights_lib.WeightSpec(
             (self.kernel_size, self.width, self.dim),
             # LeCun uniform: outputs have the variance of the inputs.
             limit=math.sqrt(3 / fan_in),
         ),
-        'mix': weights_lib.zeros(self.num_layers),
+        'mix': weights_lib.zeros_spec(self.num_layers),
     }
 
   def __call__(

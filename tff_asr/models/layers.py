@@ -32,7 +32,10 @@ _ALGORITHM = 'philox'
 
 def norm_specs(dim: int) -> weights_lib.Specs:
   """Weights of either norm over D = dim: `bias` and `scale`."""
-  return {'bias': weights_lib.zeros(dim), 'scale': weights_lib.ones(dim)}
+  return {
+      'bias': weights_lib.zeros_spec(dim),
+      'scale': weights_lib.ones_spec(dim),
+  }
 
 
 def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:

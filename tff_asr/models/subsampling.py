@@ -87,8 +87,8 @@ def build_3x(
   fan_in = _KERNEL_3X * feature_dim
   specs = {
       'bias': weights_lib.WeightSpec((2 * dim,), limit=math.sqrt(1 / fan_in)),
-      'input_bias': weights_lib.zeros(1),
-      'input_scale': weights_lib.ones(1),
+      'input_bias': weights_lib.zeros_spec(1),
+      'input_scale': weights_lib.ones_spec(1),
       # LeCun uniform: the variance is 1 / fan-in.
       'kernel': weights_lib.WeightSpec(
           (_KERNEL_3X, feature_dim, 2 * dim), limit=math.sqrt(3 / fan_in)
@@ -99,7 +99,7 @@ def build_3x(
   def apply(weights, features, feature_lengths, seed):
     valid = layers.length_mask(feature_lengths, tf.shape(features)[1])
     # Again: the zeros of SpecAugment have changed mean and variance.
-    normed = log_mel.normalize(features, feature_lengths)
+    normed = log_mel.normalize_utterances(features, feature_lengths)
     scaled = normed * weights['input_scale'] + weights['input_bias']
     scaled = layers.round_to_dtype(scaled * valid, input_dtype)
     # The kernel is centred on its group of 3 frames.
@@ -145,9 +145,9 @@ def build_4x(
   if feature_dim < STRIDE_4X:
     raise ValueError(f'feature_dim must be at least 4, found {feature_dim}.')
   specs = {
-      'bias_1': weights_lib.zeros(channels),
-      'bias_2': weights_lib.zeros(channels),
-      'bias_out': weights_lib.zeros(dim),
+      'bias_1': weights_lib.zeros_spec(channels),
+      'bias_2': weights_lib.zeros_spec(channels),
+      'bias_out': weights_lib.zeros_spec(dim),
       'kernel_1': _kernel_4x(1, channels),
       'kernel_2': _kernel_4x(channels, channels),
       'kernel_out': weights_lib.matrix_spec(

@@ -153,13 +153,13 @@ def _build_front(
   normed = names[:1] if conv_norm == 'group' else names
   group_dim = dim // position_groups
   specs = {
-      'position_bias': weights_lib.zeros(dim),
+      'position_bias': weights_lib.zeros_spec(dim),
       'position_kernel': weights_lib.WeightSpec(
           (position_kernel, group_dim, dim),
           limit=math.sqrt(3 / (position_kernel * group_dim)),
       ),
       'projection': weights_lib.matrix_spec(conv_dims[-1], dim),
-      'projection_bias': weights_lib.zeros(dim),
+      'projection_bias': weights_lib.zeros_spec(dim),
   }
   for name, fan_in, fan_out, size in zip(
       names, (1, *conv_dims), conv_dims, conv_kernels
@@ -168,7 +168,7 @@ def _build_front(
         (size, fan_in, fan_out), limit=math.sqrt(3 / (size * fan_in))
     )
     if conv_bias:
-      specs[f'{name}/bias'] = weights_lib.zeros(fan_out)
+      specs[f'{name}/bias'] = weights_lib.zeros_spec(fan_out)
     if name in normed:
       specs |= weights_lib.prefix(f'{name}/norm', layers.norm_specs(fan_out))
   if input_norm:

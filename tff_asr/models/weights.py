@@ -50,12 +50,12 @@ def matrix_spec(fan_in: int, fan_out: int) -> WeightSpec:
   return WeightSpec((fan_in, fan_out), limit=1 / math.sqrt(fan_in))
 
 
-def zeros(size: int) -> WeightSpec:
+def zeros_spec(size: int) -> WeightSpec:
   """A vector of zeros."""
   return WeightSpec((size,))
 
 
-def ones(size: int) -> WeightSpec:
+def ones_spec(size: int) -> WeightSpec:
   """A vector of ones."""
   return WeightSpec((size,), offset=1.0)
 

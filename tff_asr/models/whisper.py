@@ -123,8 +123,8 @@ def _build_front(
 ) -> encoder_lib.Encoder:
   """Convolutions and positions."""
   specs = {
-      'bias_1': weights_lib.zeros(dim),
-      'bias_2': weights_lib.zeros(dim),
+      'bias_1': weights_lib.zeros_spec(dim),
+      'bias_2': weights_lib.zeros_spec(dim),
       'kernel_1': _kernel(feature_dim, dim),
       'kernel_2': _kernel(dim, dim),
       'positions': weights_lib.WeightSpec((max_positions, dim)),

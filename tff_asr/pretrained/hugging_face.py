@@ -52,7 +52,7 @@ _WEIGHT_NORMS = (
 )
 
 
-class Checkpoint:
+class FolderTensors:
   """The tensors of a folder; `tensor_rules.Tensors`.
 
   Attributes:
@@ -203,7 +203,7 @@ def load(folder: str) -> public_model.PublicModel:
     folder: A folder as described above.
 
   Raises:
-    ValueError: An unknown family or option, a bad file (see `Checkpoint` and
+    ValueError: An unknown family or option, a bad file (see `FolderTensors` and
       `tensor_rules.convert`), or only pickles.
     OSError: A file is missing or cannot be read.
   """
@@ -215,7 +215,7 @@ def load(folder: str) -> public_model.PublicModel:
     encoder = row.build(**settings)
   except ValueError as e:
     raise ValueError(f'{config.path}: {e} Take another model.') from None
-  checkpoint = Checkpoint(folder, prefix=row.prefix)
+  checkpoint = FolderTensors(folder, prefix=row.prefix)
   if family == 'whisper':
     front_end = public_model.WHISPER_LOG_MEL
     front_end_settings = {'num_mel_bins': settings['feature_dim']}

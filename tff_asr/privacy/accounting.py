@@ -72,7 +72,7 @@ EPSILON_ERROR = 1e-4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-  """The way to draw a round's cohort: `kind` as in the module's table.
+  """The way to draw a round's cohort: `kind` as in the table of data.cohorts.
 
   cohort_size is the number of clients a round, or the expected number under
   Poisson sampling. population is the number of all private clients; it is
@@ -129,7 +129,7 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecureSum:
+class SecureSumParams:
   """A secure sum of updates to which the clients added the noise.
 
   Attributes:
@@ -154,7 +154,7 @@ class SecureSum:
 def check_noise_fits_sampling(
     sampling: Sampling,
     strategy: Optional[strategies.Toeplitz],
-    secure_sum: Optional[SecureSum] = None,
+    secure_sum: Optional[SecureSumParams] = None,
 ) -> None:
   """Raises ValueError unless noise and cohorts go together."""
   if secure_sum is not None:
@@ -204,7 +204,7 @@ class RoundGroup:
   count: int = 1
   sampler_epsilon: float = 0.0
   strategy: Optional[strategies.Toeplitz] = None
-  secure_sum: Optional[SecureSum] = None
+  secure_sum: Optional[SecureSumParams] = None
 
   def __post_init__(self):
     checks.in_range(
@@ -300,7 +300,7 @@ def epsilon(
   """
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   # RDP first: it checks delta, and PLD may not end if it is infinite.
-  rdp_epsilon, _ = epsilon_and_order(rounds, delta=delta)
+  rdp_epsilon, _ = rdp_epsilon_and_order(rounds, delta=delta)
   if accountant == 'rdp' or math.isinf(rdp_epsilon):
     return rdp_epsilon
   by_pld, obstacle = epsilon_by_pld(rounds, delta=delta)
@@ -329,7 +329,7 @@ def epsilon_by_pld(
   return _charge_sampler(max(0.0, float(found)), rounds, delta=delta), ''
 
 
-def epsilon_and_order(
+def rdp_epsilon_and_order(
     rounds: Sequence[RoundGroup],
     *,
     delta: float,
@@ -386,7 +386,7 @@ def pld_obstacle(rounds: Sequence[RoundGroup], *, delta: float) -> str:
   if not accountant.supports(compose(rounds)):
     found = ', '.join(sorted({type(event).__name__ for event in events}))
     return f'it takes Poisson sampling and full participation, found {found}'
-  rdp_epsilon, _ = epsilon_and_order(rounds, delta=delta)
+  rdp_epsilon, _ = rdp_epsilon_and_order(rounds, delta=delta)
   # Not `>`, which lets NaN pass.
   if not rdp_epsilon <= _PLD_MAX_RDP_EPSILON:
     return (

@@ -9,10 +9,11 @@ standard deviations of the score of a direction that never joined.
 `estimate` fits the scores of canaries that could join (Andrew et al. 2023,
 https://arxiv.org/abs/2302.03098). It is not a bound: it is near the exact
 epsilon at full participation, and lower under sampling or with few rounds.
-`lower_bound` guesses which canaries could join and refutes every epsilon that
-allows fewer right guesses, at a confidence (Steinke, Nasr, Jagielski 2023,
-https://arxiv.org/abs/2305.08846, Theorem 5.2). It is far below epsilon: m
-canaries cannot show more than about log(m / log(1 / (1 - confidence))).
+`epsilon_lower_bound` guesses which canaries could join and refutes every
+epsilon that allows fewer right guesses, at a confidence (Steinke, Nasr,
+Jagielski 2023, https://arxiv.org/abs/2305.08846, Theorem 5.2). It is far below
+epsilon: m canaries cannot show more than about
+log(m / log(1 / (1 - confidence))).
 """
 
 import math
@@ -157,7 +158,7 @@ def p_value(guesses: CanaryGuesses, *, epsilon: float, delta: float) -> float:
   return float(min(1.0, survival[0] + 2 * num_canaries * delta * excess))
 
 
-def epsilon_bound(
+def refuted_epsilon(
     guesses: CanaryGuesses, *, delta: float, confidence: float
 ) -> float:
   """Returns the largest epsilon that these guesses refute, at least 0.
@@ -178,7 +179,7 @@ def epsilon_bound(
   return float(optimize.brentq(excess, 0.0, 50.0, xtol=1e-9))
 
 
-def lower_bound(
+def epsilon_lower_bound(
     ratios: np.ndarray,
     included: np.ndarray,
     *,
@@ -213,7 +214,7 @@ def lower_bound(
   # Bonferroni: each way to guess is tested at an equal part of the level.
   level = (1 - CONFIDENCE) / len(found)
   bounds = [
-      epsilon_bound(guesses, delta=delta, confidence=1 - level)
+      refuted_epsilon(guesses, delta=delta, confidence=1 - level)
       for guesses in found
   ]
   best = int(np.argmax(bounds))

@@ -209,7 +209,9 @@ def _cost(
       # Where PLD never works this raises, and says why.
       return accounting.epsilon(rounds, delta=delta, accountant='pld')
     # PLD does not end at so little noise; RDP bounds the same epsilon.
-    return accounting.epsilon_and_order(rounds, delta=delta, orders=orders)[0]
+    return accounting.rdp_epsilon_and_order(
+        rounds, delta=delta, orders=orders
+    )[0]
 
   return cost
 

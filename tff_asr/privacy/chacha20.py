@@ -5,10 +5,10 @@ release's number (8 bytes) and the stream's (4 bytes), little-endian; the block
 counter starts at 0. Without the key the bits cannot be told from random ones,
 as far as is publicly known about ChaCha20.
 
-    >>> words(keys.from_seed(0), release=0, stream=0, count=2).dtype
+    >>> words64(keys.from_seed(0), release=0, stream=0, count=2).dtype
     dtype('uint64')
 
-There are two implementations of the same bits. `words` uses OpenSSL. `blocks`
+There are two implementations of the same bits. `words64` uses OpenSSL. `blocks`
 uses integer operations of NumPy or TensorFlow (`numpy_ops`, `tensorflow_ops`):
 for graphs on GPUs, and for single blocks at scattered places.
 """
@@ -63,7 +63,7 @@ class Stream:
     self._left = MAX_WORDS - start
 
   def next(self, zeros: np.ndarray, words: np.ndarray) -> None:
-    """Fills uint64 `words` [n], given as many zeros.
+    """Fills uint64 `words64` [n], given as many zeros.
 
     Raises:
       ValueError: The stream has fewer words left.
@@ -75,7 +75,7 @@ class Stream:
     self._encryptor.update_into(zeros, words.view(np.uint8))
 
 
-def words(
+def words64(
     key: np.ndarray, *, release: int, stream: int, count: int
 ) -> np.ndarray:
   """Returns the first words of a stream, uint64 [count]. Args as `Stream`."""

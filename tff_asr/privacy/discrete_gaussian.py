@@ -196,7 +196,7 @@ _table = functools.lru_cache(maxsize=4)(_Table)
 
 def _client_key(key: np.ndarray, client: int) -> np.ndarray:
   """The key of a client, int32 [8]: a block of ChaCha20 under the key."""
-  words = chacha20.words(
+  words = chacha20.words64(
       key, release=client % 2**64, stream=_CLIENT_KEYS, count=4
   )
   return keys.from_bytes(words.tobytes())

@@ -86,7 +86,7 @@ def sampler_epsilon(event: DistributedGaussianDpEvent) -> float:
   )
 
 
-class Params(NamedTuple):
+class SampleParams(NamedTuple):
   """What clients get of the state; the key in a simulation only.
 
   Attributes:
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
   min_clients: int
 
 
-def choose_parameters(
+def choose_plan(
     *,
     num_elements: int,
     noise_multiplier: float,
@@ -245,7 +245,7 @@ class DistributedSumQuery:
       rotation: str = 'dft',
       modulus_stddevs: float = 4.0,
   ):
-    """Creates the query; see `choose_parameters` for what is not here.
+    """Creates the query; see `choose_plan` for what is not here.
 
     Args:
       record_specs: Nest of float32 `tf.TensorSpec`, like a record.
@@ -278,7 +278,7 @@ class DistributedSumQuery:
       num_blocks, length = _padded(self._size)
       # The padding gets noise and is charged, too.
       self._size = 2 * num_blocks * length
-    self.plan = choose_parameters(
+    self.plan = choose_plan(
         num_elements=self._size,
         noise_multiplier=self._noise_multiplier,
         num_clients=num_clients,
@@ -329,14 +329,18 @@ class DistributedSumQuery:
 
   def derive_sample_params(
       self, global_state: queries.MechanismState
-  ) -> Params:
+  ) -> SampleParams:
     """Returns what clients get of the state."""
-    return Params(
+    return SampleParams(
         global_state.l2_norm_clip, global_state.noise_key, global_state.counter
     )
 
   def encode(
-      self, params: Params, record: clipping_lib.Nest, *, client: tf.Tensor
+      self,
+      params: SampleParams,
+      record: clipping_lib.Nest,
+      *,
+      client: tf.Tensor,
   ) -> tuple[tf.Tensor, grid_clipper.ClippingStats]:
     """Returns what a client sends, int64 [D] in [0, 2^b), and clipping.
 
@@ -359,7 +363,11 @@ class DistributedSumQuery:
     return (rounded + noise) % self.modulus, stats
 
   def round(
-      self, params: Params, record: clipping_lib.Nest, *, client: tf.Tensor
+      self,
+      params: SampleParams,
+      record: clipping_lib.Nest,
+      *,
+      client: tf.Tensor,
   ) -> tuple[tf.Tensor, grid_clipper.ClippingStats]:
     """Steps 1 to 4: int64 [D] of norm S at most. Args as `encode`."""
     clipped, stats = self._clipper.clip(
@@ -431,7 +439,7 @@ class DistributedSumQuery:
     return self.plan.clip_in_steps / tf.cast(clip, tf.float64)
 
   def _round(
-      self, exact: tf.Tensor, *, params: Params, client: tf.Tensor
+      self, exact: tf.Tensor, *, params: SampleParams, client: tf.Tensor
   ) -> tf.Tensor:
     """Rounds at random, int64 [D], to a squared norm of S^2 at most."""
     most = self.plan.squared_sensitivity

@@ -645,7 +645,7 @@ def _entry_of(line: _Line) -> _Entry:
   for name, build in (
       ('sampling', accounting.Sampling),
       ('strategy', strategies.Toeplitz),
-      ('secure_sum', accounting.SecureSum),
+      ('secure_sum', accounting.SecureSumParams),
   ):
     if name in cost:
       cost[name] = build(**cost[name])

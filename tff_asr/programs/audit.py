@@ -150,7 +150,7 @@ def _examine(
       places=np.array([places[name] for name in canaries.client_ids]),
   )
   delta = results['privacy']['delta']
-  bound, guesses = audit_lib.lower_bound(
+  bound, guesses = audit_lib.epsilon_lower_bound(
       ratios, canaries.included, delta=delta
   )
   estimate = audit_lib.estimate(

@@ -87,7 +87,7 @@ def _epsilon(
   settings, sampling = training.privacy, training.sampling
   target, last = settings.target_epsilon, training.total_rounds
   delta = settings.delta_of(sampling, inherited.charges.rounds)
-  charged_after = lambda number: private_rounds.planned_rounds(
+  charged_after = lambda number: private_rounds.planned_charges(
       state,
       sampling=sampling,
       num_rounds=number,

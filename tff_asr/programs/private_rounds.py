@@ -375,7 +375,7 @@ class PrivateRoundRunner:
     return self._digested[1]
 
 
-def keep_noise(
+def undo_round(
     state: process_lib.State, *, after: process_lib.State
 ) -> process_lib.State:
   """Undoes a round, but keeps the correlated noise of the round.
@@ -502,7 +502,7 @@ def check_first_round(
     )
 
 
-def check_devices_noise(
+def check_client_noise(
     saved: process_lib.State, built: process_lib.State
 ) -> None:
   """Checks that devices draw as much noise as when the run began.
@@ -535,7 +535,7 @@ def is_protected(state: process_lib.State, settings: PrivacySettings) -> bool:
   return not settings.invalidations and bool(_event(state).noise_multiplier > 0)
 
 
-def planned_rounds(
+def planned_charges(
     state: process_lib.State,
     *,
     sampling: accounting.Sampling,
@@ -608,7 +608,7 @@ def _cost(
         event, num_elements=num_elements + num_counts
     )
   if isinstance(event, distributed.DistributedGaussianDpEvent):
-    secure_sum = accounting.SecureSum(
+    secure_sum = accounting.SecureSumParams(
         bits=int(event.bits),
         num_clients=int(event.num_clients),
         min_clients=int(event.min_clients),

@@ -668,7 +668,7 @@ def _undone(
 ) -> run_state.RunState:
   """Returns the state after a round was undone; the round stays charged."""
   # The weights go back, correlated noise does not.
-  process = private_rounds.keep_noise(state.process, after=result.output.state)
+  process = private_rounds.undo_round(state.process, after=result.output.state)
   # The next round has another cohort: amplification by sampling holds for one
   # sum a draw.
   return _advanced(opened, state, result)._replace(process=process)
@@ -754,7 +754,7 @@ async def _open(
     state = saved
     ledger = _resume_ledger(training, folder, saved, public, stack)
     if sampling is not None:
-      private_rounds.check_devices_noise(saved.process, initial.process)
+      private_rounds.check_client_noise(saved.process, initial.process)
       state = _resume_keys(
           training, folder, ledger, saved, round_num,
           initial=initial, secrets_problem=problem,

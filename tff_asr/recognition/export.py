@@ -150,7 +150,7 @@ class ExportedRecognizer(tf.Module):
     features, lengths = self._front_end.features(
         padded, num_samples, tensors=_values(self._front_end_weights)
     )
-    return ctc.greedy_tokens(
+    return ctc.best_path(
         *self._model.logits(_values(self._weights), features, lengths)
     )
 

@@ -223,7 +223,7 @@ class Recognizer:
       self, logits: np.ndarray
   ) -> tuple[str, list[tuple[str, int, int]]]:
     """Decodes greedily, as the evaluation does."""
-    tokens, is_emitted = ctc.greedy_tokens(
+    tokens, is_emitted = ctc.best_path(
         tf.constant(logits[np.newaxis]), tf.constant([len(logits)])
     )
     frames = np.flatnonzero(is_emitted[0].numpy())

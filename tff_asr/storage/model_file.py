@@ -64,7 +64,7 @@ def read(path: str) -> dict[str, np.ndarray]:
   Raises:
     DamagedFileError: As `read_header`, or the weights are damaged.
   """
-  weights, content = tensor_file.read(path)
+  weights, content = tensor_file.read_with_header(path)
   # A state has arrays, too.
   _tokens(path, content)
   return weights

@@ -255,7 +255,7 @@ class RunDir:
     model_file.write(self.file(MODEL), weights, tokens=tokens, **content)
 
 
-def newest_state(run: str) -> str | None:
+def newest_state_path(run: str) -> str | None:
   """Returns the file of the newest state of a run, or None without any."""
   found = checkpoints.state_paths(os.path.join(run, _STATES))
   return found[max(found)] if found else None

@@ -93,7 +93,7 @@ def read_leaves(path: str) -> dict[str, np.ndarray | Value]:
   Raises:
     DamagedFileError: The checksum does not match.
   """
-  arrays, content = tensor_file.read(path)
+  arrays, content = tensor_file.read_with_header(path)
   if _VALUES not in content:
     raise tensor_file.DamagedFileError(
         f'The file {path} is not a state of this project.'

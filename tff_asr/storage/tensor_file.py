@@ -2,7 +2,7 @@
 
     >>> weights = {'head/bias': np.zeros([3], np.float32)}
     >>> write('model.safetensors', weights, content={'tokens': ' ab'})
-    >>> arrays, content = read('model.safetensors')
+    >>> arrays, content = read_with_header('model.safetensors')
     >>> arrays
     {'head/bias': array([0., 0., 0.], dtype=float32)}
     >>> content
@@ -104,7 +104,7 @@ def read_header(path: str) -> Header:
     ) from None
 
 
-def read(path: str) -> tuple[dict[str, np.ndarray], Content]:
+def read_with_header(path: str) -> tuple[dict[str, np.ndarray], Content]:
   """Reads the arrays, sorted by name, and what was stored with them.
 
   Raises:
