@@ -1,8 +1,8 @@
 """Features of a public model's encoder, computed once: a corpus of features.
 
     python -m data_tools.embed --pretrained=whisper-tiny.en \\
-        --input_dir=data/an4/train.public \\
-        --output_dir=data/an4_whisper/train.public
+        --audio_dir=data/an4/train.public \\
+        --features_dir=data/an4_whisper/train.public
 
 A run whose front end is that model's (gin/models/public_head.gin) reads the new
 corpus in place of the old one, so that a round costs the head alone. The
@@ -42,11 +42,13 @@ _PRETRAINED = flags.DEFINE_string(
 _LAYERS = flags.DEFINE_list(
     'layers', None, 'Numbers of the encoder\'s layers, as 3,4; by default all.'
 )
-_INPUT_DIR = flags.DEFINE_string(
-    'input_dir', None, 'The folder of a corpus of audio. Required.'
+_AUDIO_DIR = flags.DEFINE_string(
+    'audio_dir', None, 'The folder of a corpus of audio. Required.'
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'The new corpus: a folder that is not there. Required.'
+_FEATURES_DIR = flags.DEFINE_string(
+    'features_dir',
+    None,
+    'The new corpus: a folder that is not there. Required.',
 )
 
 # TFRecord: a length of 8 bytes, and two checksums of 4.
@@ -182,7 +184,7 @@ def _main(argv: list[str]) -> None:
         f'--layers takes numbers, as 3,4; found {",".join(_LAYERS.value)}.'
     ) from e
   front_end = features.of_model(name=_PRETRAINED.value, layers=layers)
-  corpus = embed(_INPUT_DIR.value, _OUTPUT_DIR.value, front_end=front_end)
+  corpus = embed(_AUDIO_DIR.value, _FEATURES_DIR.value, front_end=front_end)
   size = sum(shard.num_bytes for shard in corpus.shards)
   print(
       f'{corpus.num_utterances} utterances of {corpus.num_clients} speakers, '
@@ -191,5 +193,5 @@ def _main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['pretrained', 'input_dir', 'output_dir'])
+  flags.mark_flags_as_required(['pretrained', 'audio_dir', 'features_dir'])
   launch.run(_main, after_interrupt='the same command starts again.')
