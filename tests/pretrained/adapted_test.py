@@ -215,8 +215,10 @@ class EncoderTest(_TestCase):
     front_end = adapted.front_end(name=self.write())
     self.assertAlmostEqual(front_end.max_duration_sec, 200 * 0.02)
     self.assertEqual(front_end.feature_dim, 6)
+    self.assertLen(front_end.public_model.sha256, 64)
     front_end = adapted.front_end(name=self.write('wav2vec2_base'))
     self.assertEqual((front_end.feature_dim, front_end.frame_shift), (1, 1))
+    self.assertEqual(front_end.public_model.source, 'a folder')
     # Kernels of 5, 3 and 2 with strides of 3, 2 and 1.
     self.assertEqual(front_end.placeholder_frames, 5 + 3 * (3 - 1 + 2))
 

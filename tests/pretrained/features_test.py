@@ -68,6 +68,10 @@ class FeaturesTest(cases.TestCase):
       )
       self.assertEqual(found.shape[-1], built.feature_dim)
       self.assertIn(public.sha256, built.identity)
+      self.assertEqual(
+          built.public_model,
+          (name, 'unknown', 'a folder', public.sha256),
+      )
       self.assertEndsWith(
           built.identity, f'layers {",".join(map(str, chosen))}'
       )

@@ -53,7 +53,10 @@ def _rounds(
 def _report(
     *rounds, delta=1e-4, l2_norm_clip=0.01, unit='speaker', **kwargs
 ):
-  details = ('adaptive_layers', 'public_inputs', 'public_check', 'tokens')
+  details = (
+      'adaptive_layers', 'public_inputs', 'public_model', 'public_check',
+      'tokens',
+  )
   report = privacy_report.PrivacyReport(
       rounds=rounds,
       delta=delta,
@@ -246,6 +249,20 @@ class ReportTest(parameterized.TestCase):
           dict(inherited=4, public_inputs=('the seed model', 'the dev set')),
           'public the seed model, the dev set, the number of speakers, all '
           'hyperparameters, except what earlier runs are charged for',
+      ),
+      (
+          dict(
+              public_inputs=('the dev set',),
+              public_model=dict(
+                  name='whisper-tiny.en',
+                  licence='MIT',
+                  source='a package',
+                  sha256='1a5afae0' * 8,
+              ),
+          ),
+          r'public public model whisper-tiny.en \(licence MIT, SHA-256 '
+          r'1a5afae01a5afae0\.\.\.; its own training data are not covered\), '
+          'the dev set, the number of speakers',
       ),
       (dict(inherited=4), '4 of these rounds belong to runs'),
       (dict(inherited=9, l2_norm_clip=None), 'all of these rounds belong to'),

@@ -7,6 +7,7 @@ takes seconds, running a round does not.
 import collections
 from collections.abc import Callable
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -33,6 +34,7 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.learning import fed_avg
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
@@ -239,6 +241,7 @@ class WholeRunTest(_RunTestCase):
     self.assertNotIn('NOT PRIVATE', report + printed)
     # It started from no other run.
     self.assertEqual(results['privacy']['public_inputs'], ['the dev set'])
+    self.assertIsNone(results['privacy']['public_model'])
 
     contents = ledger_lib.read(self.file('ledger.jsonl'))
     self.assertEqual(contents.invalidations, ())
@@ -410,6 +413,20 @@ class FederatedTest(_RunTestCase):
           evaluator=shared,
           on_shared_data='not_private',
       )
+
+  def test_the_report_names_the_public_model_of_the_front_end(self):
+    public = front_end_lib.PublicSource(
+        name='whisper-tiny.en', licence='MIT', source='here', sha256='1a5a' * 16
+    )
+    pipeline = _shared()['pipeline']
+    front_end = dataclasses.replace(pipeline.front_end, public_model=public)
+    results, printed = _train(
+        self.run,
+        num_rounds=1,
+        pipeline=dataclasses.replace(pipeline, front_end=front_end),
+    )
+    self.assertEqual(results['privacy']['public_model'], public._asdict())
+    self.assertIn('public model whisper-tiny.en (licence MIT, SHA-', printed)
 
   def test_layer_scores_pass_on_the_ledger_of_their_run_and_no_key(self):
     _train(self.run, num_rounds=1)

@@ -1,5 +1,6 @@
 """Tests of tff_asr.reports.model_card."""
 
+import dataclasses
 import os
 import re
 import tempfile
@@ -10,6 +11,7 @@ from tests import fakes
 from tests.recognition import recognizers
 from tests.reports import run_folders
 from tff_asr.data import client_data
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.metrics import word_errors
 from tff_asr.programs import public_data
 from tff_asr.recognition import export
@@ -36,7 +38,7 @@ class ModelCardTest(absltest.TestCase):
     )
     cls.recognizer = recognizers.tiny()
 
-  def card(self, *, sources=None, **content) -> str:
+  def card(self, *, sources=None, recognizer=None, **content) -> str:
     root = self.enterContext(tempfile.TemporaryDirectory())
     run = run_folders.read(
         os.path.join(root, 'my_run'),
@@ -54,7 +56,7 @@ class ModelCardTest(absltest.TestCase):
     if sources is not None:
       public_data.write(run.path, sources)
     return model_card.build(
-        run, recognizer=self.recognizer, exports=[_CHECK],
+        run, recognizer=recognizer or self.recognizer, exports=[_CHECK],
         data_dir=self.shards,
     )
 
@@ -82,6 +84,22 @@ class ModelCardTest(absltest.TestCase):
     )
     # The card does not show where files are stored.
     self.assertNotIn(self.root, card)
+
+  def test_the_card_names_the_public_model(self):
+    self.assertIn('Log-mel features are computed inside.', self.card())
+    public = front_end_lib.PublicSource(
+        name='whisper|x', licence='MIT', source='a folder', sha256='1a5a' * 16
+    )
+    front_end = dataclasses.replace(
+        front_end_lib.build_log_mel(), public_model=public
+    )
+    card = self.card(recognizer=recognizers.tiny(front_end=front_end))
+    self.assertIn(
+        r'public model whisper\|x (licence MIT, from a folder, SHA-256 '
+        f'`{"1a5a" * 16}`)',
+        card,
+    )
+    self.assertNotIn('Log-mel', card)
 
   def test_amounts_of_data_are_public_without_a_guarantee(self):
     card = self.card(privacy=run_folders.privacy(epsilon='inf'))

@@ -16,7 +16,7 @@ makes one of a public model's encoder. To add your own, return a `FrontEnd`.
 from collections.abc import Callable, Mapping
 import dataclasses
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +28,22 @@ from tff_asr.features import log_mel
 from tff_asr.features import whisper_log_mel
 
 Tensors = Mapping[str, tf.Tensor]
+
+
+class PublicSource(NamedTuple):
+  """Where the weights of a public model are from.
+
+  Attributes:
+    name: The model's name.
+    licence: Its licence, or 'unknown'.
+    source: As in `pretrained.public_model.PublicModel`.
+    sha256: Digest of the file of weights.
+  """
+
+  name: str
+  licence: str
+  source: str
+  sha256: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +70,8 @@ class FrontEnd:
     placeholder_frames: Frames of a row without an utterance: the least that a
       model takes.
     max_duration_sec: The longest utterance that it takes.
+    public_model: The public model that it is a part of, for privacy reports and
+      model cards; None: it has no weights of others.
   """
 
   identity: str
@@ -69,6 +87,7 @@ class FrontEnd:
   num_layers: int = 1
   placeholder_frames: int = 8
   max_duration_sec: float = math.inf
+  public_model: Optional[PublicSource] = None
 
   def __post_init__(self):
     checks.positive_int(

@@ -70,6 +70,7 @@ def front_end(
     return dataclasses.replace(
         front_end_lib.build_whisper_log_mel(**settings),
         max_duration_sec=public.max_duration_sec,
+        public_model=public.public_source,
     )
 
   def compute(waveforms, num_samples, unused_tensors):
@@ -85,6 +86,7 @@ def front_end(
       compute=compute,
       placeholder_frames=_least_frames(public.encoder.output_lengths),
       max_duration_sec=public.max_duration_sec,
+      public_model=public.public_source,
   )
 
 

@@ -88,6 +88,7 @@ def build(
       tensors=map_weights(public),
       num_layers=len(chosen),
       max_duration_sec=public.max_duration_sec,
+      public_model=public.public_source,
   )
 
 

@@ -10,6 +10,7 @@ import re
 import numpy as np
 
 from tff_asr import files
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.models import encoder as encoder_lib
 
 UNKNOWN_LICENCE = 'unknown'
@@ -56,8 +57,14 @@ class PublicModel:
   max_duration_sec: float = math.inf
 
   @property
+  def public_source(self) -> front_end_lib.PublicSource:
+    return front_end_lib.PublicSource(
+        self.name, self.licence, self.source, self.sha256
+    )
+
+  @property
   def description(self) -> str:
-    """One line for model cards and privacy reports."""
+    """One line, which identifies stored features."""
     return (
         f'public: {self.name} ({self.family}, licence {self.licence}, from '
         f'{self.source}), SHA-256 {self.sha256}'

@@ -20,7 +20,7 @@ epsilon or rounds from the other two; `extrapolate` grows cohort and population
 at the same noise on the mean, as https://arxiv.org/abs/2310.00098 does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import decimal
 import functools
@@ -125,6 +125,8 @@ class TrainingDetails:
     adaptive_layers: Number of layers with adaptive clips. If there are any, C
       is that of the next round.
     public_inputs: What training also takes as public, such as 'the dev set'.
+    public_model: `name`, `licence`, `source` and `sha256` of the public model
+      that training started from; None if there is none.
     public_check: What a check of the public data found, as a part of a
       sentence; '' if there was none.
     tokens: Source of the characters or sentence pieces that the model writes,
@@ -134,6 +136,7 @@ class TrainingDetails:
   l2_norm_clip: Optional[float] = None
   adaptive_layers: int = 0
   public_inputs: tuple[str, ...] = ()
+  public_model: Optional[Mapping[str, str]] = None
   public_check: str = ''
   tokens: str = ''
 
@@ -734,6 +737,8 @@ def _training_entries(
   unit = report.privacy_unit
   public = [*details.public_inputs, f'the number of {unit}s',
             'all hyperparameters']
+  if details.public_model is not None:
+    public.insert(0, _public_model_words(details.public_model))
   public_words = ', '.join(public)
   if report.inherited or report.other_units:
     public_words += ', except what earlier runs are charged for'
@@ -748,6 +753,14 @@ def _training_entries(
       ('assumptions', _SETTLED),
       ('NOT COVERED', '; '.join(report.not_covered)),
   ]
+
+
+def _public_model_words(model: Mapping[str, str]) -> str:
+  """Names a public model; the JSON has the whole digest."""
+  return (
+      f'public model {model["name"]} (licence {model["licence"]}, SHA-256 '
+      f'{model["sha256"][:16]}...; its own training data are not covered)'
+  )
 
 
 def _trust_words(rounds: Iterable[accounting.RoundGroup]) -> str:

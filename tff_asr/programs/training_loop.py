@@ -943,6 +943,7 @@ def _write_privacy_report(
   inputs = [*training.parent_runs]
   if training.evaluator is not None:
     inputs.append('the dev set')
+  public_model = training.pipeline.front_end.public_model
   report = privacy_report.of_ledger(
       ledger.contents,
       delta=delta,
@@ -950,6 +951,7 @@ def _write_privacy_report(
           l2_norm_clip=l2_norm_clip,
           adaptive_layers=adaptive_layers,
           public_inputs=tuple(inputs),
+          public_model=public_model and public_model._asdict(),
           public_check=opened.public.words,
           tokens=training.tokens and training.pipeline.tokenizer.source,
       ),

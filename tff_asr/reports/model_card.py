@@ -104,9 +104,22 @@ def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
     vocabulary = f'{len(tokens):,} sentence pieces of {vocabulary}'
   return (
       f'A CTC speech recogniser of {weights_lib.num_parameters(model.specs):,} '
-      f'parameters: {run.num_done:,} {run.unit}s of {how}{start}. Log-mel '
-      f'features are computed inside. Its vocabulary is {vocabulary}, '
+      f'trained parameters: {run.num_done:,} {run.unit}s of {how}{start}. '
+      f'{_front_end(recognizer)} Its vocabulary is {vocabulary}, '
       'decoded greedily, without a language model.'
+  )
+
+
+def _front_end(recognizer: recognizer_lib.Recognizer) -> str:
+  """Says from what the model computes, and names a public model."""
+  public = recognizer.pipeline.front_end.public_model
+  if public is None:
+    return 'Log-mel features are computed inside.'
+  return (
+      f'It is a part of the public model {tables.plain(public.name)} (licence '
+      f'{tables.plain(public.licence)}, from {tables.plain(public.source)}, '
+      f'SHA-256 `{public.sha256}`), which is computed inside. The data of that '
+      'model are not known here, and no guarantee below covers them.'
   )
 
 
