@@ -132,6 +132,25 @@ class ExamplesTest(parameterized.TestCase):
         {'buf_decay': [2**29], 'output_scale': [2**29]},
     )
 
+  def test_front_end(self):
+    self.train(
+        'cepstra',
+        _gin_file('front_end/cepstra.gin'),
+        '--gin_param=NOISE_MULTIPLIER = 2.0',
+        f'--gin_param={programs.FROZEN}',
+    )
+    run = self.root / 'cepstra'
+    parts = json.loads((run / 'model_spec.json').read_text('utf-8'))
+    self.assertEqual(
+        parts['PIPELINE']['arguments']['front_end']['build'], 'cepstra.build'
+    )
+    recording = str(self.root / 'words' / 'dev' / 'one' / 'cai_0.wav')
+    transcribed = in_process.run(
+        'bin/transcribe.py', f'--run={run}', recording,
+        f'--trust_code={_EXAMPLES / "front_end"}',
+    )
+    self.assertEqual(transcribed.code, 0, transcribed.stderr)
+
   @parameterized.parameters('sign_mean', 'robust')
   def test_an_aggregator_is_labelled_not_private(self, name):
     report = self.train(

@@ -116,10 +116,10 @@ def _front_end(recognizer: recognizer_lib.Recognizer) -> str:
   if public is None:
     return 'Log-mel features are computed inside.'
   return (
-      f'It is a part of the public model {tables.plain(public.name)} (licence '
+      f'It is built on the public model {tables.plain(public.name)} (licence '
       f'{tables.plain(public.licence)}, from {tables.plain(public.source)}, '
-      f'SHA-256 `{public.sha256}`), which is computed inside. The data of that '
-      'model are not known here, and no guarantee below covers them.'
+      f'SHA-256 `{public.sha256}`), whose encoder is computed inside. The data '
+      'of that model are not known here, and no guarantee below covers them.'
   )
 
 
