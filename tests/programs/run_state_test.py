@@ -292,7 +292,10 @@ class _TestCase(cases.TestCase):
         output_dir=self.path(run),
         configuration='',
         model=None,
-        pipeline=mock.Mock(buckets=None, **{'tokenizer.source': 'letters'}),
+        pipeline=mock.Mock(
+            buckets=None,
+            **{'tokenizer.source': 'letters', 'front_end.public_model': None},
+        ),
         client_data=None,
         settings=training_loop.RunSettings(
             **dict(save_every=2, keep_every=1) | settings

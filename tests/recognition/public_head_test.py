@@ -65,7 +65,11 @@ class PublicHeadTest(cases.TestCase):
         contextlib.redirect_stderr(io.StringIO()),
     ):
       asyncio.run(training_loop.run(
-          program(output_dir=self.path(run), configuration=config.text())
+          program(
+              output_dir=self.path(run),
+              configuration=config.text(),
+              model_spec=config.model_spec('MODEL', 'PIPELINE'),
+          )
       ))
     with open(self.path(run, 'results.json'), encoding='utf-8') as f:
       return json.load(f)
