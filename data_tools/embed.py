@@ -19,7 +19,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.install_early_sigint(__name__)
 
 from collections.abc import Iterator
-import hashlib
 import os
 import shutil
 
@@ -50,9 +49,6 @@ _FEATURES_DIR = flags.DEFINE_string(
     None,
     'The new corpus: a folder that is not there. Required.',
 )
-
-# TFRecord: a length of 8 bytes, and two checksums of 4.
-_RECORD_OVERHEAD_BYTES = 16
 
 
 @files.for_owner_only()
@@ -97,11 +93,11 @@ def embed(
       for record, content in _records(source, number, front_end):
         writer.write(content)
         offsets[record] = position
-        position += len(content) + _RECORD_OVERHEAD_BYTES
+        position += len(content) + index.RECORD_OVERHEAD_BYTES
         bar.update()
-    with open(path, 'rb') as f:
-      sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
-    shards.append(index.Shard(os.path.basename(path), position, sha256))
+    shards.append(
+        index.Shard(os.path.basename(path), position, files.sha256(path))
+    )
   bar.close()
   if os.path.exists(os.path.join(input_dir, speakers.SPEAKERS_FILE)):
     shutil.copy(os.path.join(input_dir, speakers.SPEAKERS_FILE), partial)

@@ -38,8 +38,6 @@ from tff_asr.data import summaries
 Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
 
-# TFRecord: a length of 8 bytes, and two checksums of 4.
-_RECORD_OVERHEAD_BYTES = 16
 _FINGERPRINTS_FILE = 'fingerprints.npy'
 
 
@@ -411,7 +409,7 @@ class _ShardFile:
     self._fingerprints.append(record.fingerprint)
     self._clients[-1][2] += 1
     self._clients[-1][3] += record.num_samples
-    self.num_bytes += len(content) + _RECORD_OVERHEAD_BYTES
+    self.num_bytes += len(content) + index.RECORD_OVERHEAD_BYTES
 
   def close(self) -> None:
     """Closes the file; without effect if it is closed."""
@@ -425,9 +423,8 @@ class _ShardFile:
     self.close()
     files = []
     if self._writer is not None:
-      with open(self._path, 'rb') as f:
-        sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
       name = os.path.basename(self._path)
+      sha256 = files_lib.sha256(self._path)
       files = [index.Shard(name, self.num_bytes, sha256)]
     partial.commit(
         {

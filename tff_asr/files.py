@@ -9,6 +9,7 @@ byte and cannot be a link to another file.
 from collections.abc import Iterator
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -86,6 +87,13 @@ def open_plain(path: str) -> Iterator[BinaryIO]:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
       raise ValueError(f'{path} is not a regular file.')
     yield file
+
+
+def sha256(path: str) -> str:
+  """Returns the SHA-256 of a file, in hexadecimal; raises as `open_plain`."""
+  with open_plain(path) as file:
+    # In blocks: it does not have to fit into memory.
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def read(path: str, *, max_bytes: int | None = None) -> bytes:

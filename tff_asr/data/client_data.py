@@ -12,7 +12,6 @@ inspection and your own TFF loops open a client's utterances by
 """
 
 from collections.abc import Callable, Iterable
-import hashlib
 import os
 from typing import Optional
 
@@ -20,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr import files
 from tff_asr.data import index
 from tff_asr.data import records
 from tff_asr.data import schema
@@ -144,10 +144,7 @@ def verify(path: str | os.PathLike[str]) -> None:
   damaged, affected = [], []
   for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
-    with open(name, 'rb') as f:
-      # Read in blocks: a shard does not have to fit into memory.
-      found = hashlib.file_digest(f, 'sha256').hexdigest()
-    if found != shard.sha256:
+    if files.sha256(name) != shard.sha256:
       damaged.append(name)
       affected += [
           clients.client_ids[i]

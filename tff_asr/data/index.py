@@ -30,6 +30,8 @@ CORPUS_FILE = 'corpus.json'
 CLIENTS_FILE = 'clients.tsv'
 OFFSETS_FILE = 'records.offsets'
 
+# TFRecord: a length of 8 bytes, and two checksums of 4.
+RECORD_OVERHEAD_BYTES = 16
 # Little-endian on every machine, because a corpus may be copied.
 _OFFSET_DTYPE = '<i8'
 _TSV_HEADER = 'client_id\tshard\tfirst_record\tnum_utterances\tnum_samples'

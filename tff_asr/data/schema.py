@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.data import audio as audio_lib
+from tff_asr.features import log_mel
 
 SAMPLE_RATE_HZ = audio_lib.SAMPLE_RATE_HZ
 ENCODINGS = audio_lib.ENCODINGS
@@ -61,8 +62,9 @@ class StoredFeatures(NamedTuple):
 
   def num_frames(self, num_samples: tf.Tensor) -> tf.Tensor:
     """As `FrontEnd.num_frames`."""
-    frames = 1 + (num_samples - self.window) // self.frame_shift
-    return tf.maximum(frames, 0)
+    return log_mel.num_frames(
+        num_samples, window=self.window, frame_shift=self.frame_shift
+    )
 
 
 def element_spec(
@@ -206,7 +208,9 @@ def _decode_features(
       frame_bytes * stored.num_frames(features[NUM_SAMPLES]),
   )
   # At least one: `decode_raw` needs a positive length.
-  frames = tf.maximum(stored.num_frames(max_samples), 1)
+  frames = tf.maximum(
+      stored.num_frames(tf.convert_to_tensor(max_samples)), 1
+  )
   with tf.control_dependencies([check]):
     # As int16: no kernel pads float16.
     values = tf.io.decode_raw(

@@ -18,7 +18,6 @@ import dataclasses
 import math
 from typing import NamedTuple, Optional
 
-import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
@@ -63,7 +62,7 @@ class FrontEnd:
       num_samples int32 [B], tensors by name) to (features float32 [B, T, F],
       feature_lengths int32 [B]). Padding of a waveform must not matter, and
       features past an utterance's frames must be finite.
-    tensors: Its weights, which lie in files. No run trains them: they are no
+    tensors: Its weights, which lie in files. No run trains them: they are not
       part of a state, a broadcast, a clip or an exported set of weights.
     num_layers: Parts of equal width that a frame's features consist of, such as
       the layers of an encoder.
@@ -147,13 +146,12 @@ class FrontEnd:
     Returns:
       max(0, 1 + (num_samples - window) // frame_shift), of the same kind.
     """
-    frames = 1 + (num_samples - self.window) // self.frame_shift
-    if isinstance(frames, (int, np.integer, np.ndarray)):
-      return np.maximum(frames, 0)
-    return tf.maximum(frames, 0)
+    return log_mel.num_frames(
+        num_samples, window=self.window, frame_shift=self.frame_shift
+    )
 
   def samples_of_frames(self, frames):
-    """Returns the middle of all numbers of samples with so many frames.
+    """Returns the middle of all numbers of samples that have these frames.
 
     Args:
       frames: Integer or integer tensor of any shape, at least 1.

@@ -41,16 +41,20 @@ _FFT_LENGTH = 512
 _PRE_EMPHASIS = 0.97
 
 
-def num_frames(num_samples):
+def num_frames(
+    num_samples, *, window: int = FRAME_LENGTH, frame_shift: int = FRAME_SHIFT
+):
   """Frames of a waveform: windows that fit whole; below one window, none.
 
   Args:
     num_samples: Integer or integer tensor of any shape, at least 0.
+    window: Samples of a window.
+    frame_shift: Samples from one window to the next.
 
   Returns:
-    Frames, of the same kind: max(0, 1 + (num_samples - 400) // 160).
+    Frames, of the same kind: max(0, 1 + (num_samples - window) // frame_shift).
   """
-  frames = 1 + (num_samples - FRAME_LENGTH) // FRAME_SHIFT
+  frames = 1 + (num_samples - window) // frame_shift
   if isinstance(frames, (int, np.integer, np.ndarray)):
     return np.maximum(frames, 0)
   import tensorflow as tf  # pylint: disable=g-import-not-at-top

@@ -19,7 +19,6 @@ UNKNOWN_LICENCE = 'unknown'
 WHISPER_LOG_MEL = 'whisper_log_mel'
 WAVEFORM = 'waveform'
 
-_READ_BYTES = 2**20
 _FRONT_MATTER = re.compile(r'\A---\s*\n(.*?)^---\s*$', re.DOTALL | re.MULTILINE)
 _LICENCE_LINE = re.compile(r'^license:\s*([\w.+-]+)\s*$', re.MULTILINE)
 
@@ -84,16 +83,10 @@ def licence_of(folder: str) -> str:
 
 def sha256_of(paths: list[str]) -> str:
   """Digest of files of weights; see `PublicModel.sha256`."""
-  digests = {os.path.basename(path): _sha256(path) for path in paths}
+  digests = {os.path.basename(path): files.sha256(path) for path in paths}
   if len(digests) == 1:
     return next(iter(digests.values()))
   lines = ''.join(f'{digests[name]}  {name}\n' for name in sorted(digests))
   return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _sha256(path: str) -> str:
-  digest = hashlib.sha256()
-  with files.open_plain(path) as f:
-    while chunk := f.read(_READ_BYTES):
-      digest.update(chunk)
-  return digest.hexdigest()
