@@ -4,7 +4,7 @@
   D: width of the encoder's output.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Optional
 
@@ -43,7 +43,7 @@ class Encoder:
       the outputs: the inputs of the first block and each block's outputs, the
       last ones after the final norm, so that they are those of `apply`. None
       for a front end.
-    frozen: Tensors that no run trains, in files. They are no part of a state,
+    frozen: Tensors that no run trains, in files. They are not part of a state,
       a broadcast, a clip or a file of weights. apply reads those from their
       files that the weights it is given do not contain.
   """
@@ -70,6 +70,28 @@ def block_names(encoder: Encoder) -> list[str]:
       name.partition('/')[0] for name in {**encoder.specs, **encoder.frozen}
   }
   return sorted(first for first in firsts if first.startswith(_BLOCK))
+
+
+def choose_layers(
+    encoder: Encoder, layers: Optional[Sequence[int]]
+) -> tuple[int, ...]:
+  """Numbers of some of the `layer_outputs` of a `stack`.
+
+  Args:
+    encoder: The encoder.
+    layers: Numbers from 0, the inputs of the first block, to the number of
+      blocks. None: all but 0.
+
+  Raises:
+    ValueError: None or one twice is named, or one that the encoder lacks.
+  """
+  num_blocks = len(block_names(encoder))
+  chosen = tuple(range(1, num_blocks + 1) if layers is None else layers)
+  if not chosen or len(set(chosen)) != len(chosen):
+    raise ValueError(f'layers must name layers, each once; found {chosen}.')
+  for layer in chosen:
+    checks.in_range(0, num_blocks, layers=layer)
+  return chosen
 
 
 def freeze(

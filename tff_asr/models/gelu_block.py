@@ -19,7 +19,6 @@ whatever the norm is, as in `transformers`.
 """
 
 import dataclasses
-import functools
 from typing import Optional
 
 import tensorflow as tf
@@ -115,29 +114,16 @@ class _Block:
       valid: tf.Tensor,
       seed: Optional[tf.Tensor],
   ) -> tf.Tensor:
-    # Three seeds, so that layer drop does not depend on dropout.
-    attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
-    ln1, ln2 = (
-        functools.partial(layers.layer_norm, weights_lib.select(name, weights))
-        for name in ('ln1', 'ln2')
+    return layers.residual_block(
+        weights,
+        inputs,
+        seed,
+        attend=lambda hidden, seed: self._attend(weights, hidden, valid, seed),
+        mlp=lambda hidden, seed: self._mlp(weights, hidden, seed),
+        norm=self.norm,
+        layer_drop=self.layer_drop,
+        skips_norms=True,
     )
-
-    def run() -> tf.Tensor:
-      attend = lambda hidden: self._attend(
-          weights, hidden, valid, attention_seed
-      )
-      mlp = lambda hidden: self._mlp(weights, hidden, mlp_seed)
-      if self.norm == 'pre':
-        hidden = inputs + attend(ln1(inputs))
-        return hidden + mlp(ln2(hidden))
-      hidden = ln1(inputs + attend(inputs))
-      return ln2(hidden + mlp(hidden))
-
-    if seed is None or self.layer_drop == 0:
-      return run()
-    # A conditional, not a product with 0: a dropped block is not computed.
-    keep = layers.uniform([], drop_seed) >= self.layer_drop
-    return tf.cond(keep, run, lambda: inputs)
 
   def _attend(self, weights, hidden, valid, seed):
     weights_seed, output_seed = layers.split_seed(seed, 2)

@@ -29,8 +29,6 @@ from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import layers as layers_lib
 from tff_asr.models import weights as weights_lib
 
-_EPSILON = 1e-5
-
 
 def build(
     *,
@@ -95,12 +93,7 @@ def build_on(
   Raises:
     ValueError: As `build`, or there is no such layer.
   """
-  num_blocks = len(encoder_lib.block_names(encoder))
-  chosen = tuple(range(1, num_blocks + 1) if layers is None else layers)
-  if not chosen or len(set(chosen)) != len(chosen):
-    raise ValueError(f'layers must name layers, each once; found {chosen}.')
-  for layer in chosen:
-    checks.in_range(0, num_blocks, layers=layer)
+  chosen = encoder_lib.choose_layers(encoder, layers)
   head = _Head(len(chosen), encoder.output_dim, dim, kernel_size, dropout)
   below = lambda mapping: weights_lib.prefix('encoder', mapping)
 
@@ -165,8 +158,7 @@ class _Head(NamedTuple):
   ) -> tf.Tensor:
     """float32 [B, S, L, E] to [B, S, D]."""
     mix_seed, output_seed = layers_lib.split_seed(seed, 2)
-    mean, variance = tf.nn.moments(parts, axes=[-1], keepdims=True)
-    parts = (parts - mean) * tf.math.rsqrt(variance + _EPSILON)
+    parts = layers_lib.normalize(parts)
     shares = tf.nn.softmax(weights['mix'])
     hidden = tf.reduce_sum(parts * shares[:, tf.newaxis], axis=2)
     hidden = layers_lib.dropout(hidden, self.dropout, mix_seed)

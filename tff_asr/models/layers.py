@@ -14,7 +14,8 @@ transformer) and the head (`head_dtype` of `ctc.build`).
   B: batch size. S: frames. D: width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 from typing import Optional
 
 import tensorflow as tf
@@ -49,10 +50,61 @@ def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
     As inputs.
   """
   # Statistics in float32: bfloat16 has 8 bits.
-  values = tf.cast(inputs, tf.float32)
-  mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
-  normed = (values - mean) * tf.math.rsqrt(variance + _EPSILON)
+  normed = normalize(tf.cast(inputs, tf.float32))
   return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
+
+
+def normalize(values: tf.Tensor) -> tf.Tensor:
+  """Layer norm without weights, float32 [..., D]."""
+  mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
+  return (values - mean) * tf.math.rsqrt(variance + _EPSILON)
+
+
+def residual_block(
+    weights: weights_lib.Weights,
+    inputs: tf.Tensor,
+    seed: Optional[tf.Tensor],
+    *,
+    attend: Callable[[tf.Tensor, Optional[tf.Tensor]], tf.Tensor],
+    mlp: Callable[[tf.Tensor, Optional[tf.Tensor]], tf.Tensor],
+    norm: str,
+    layer_drop: float,
+    skips_norms: bool,
+) -> tf.Tensor:
+  """Adds attention and MLP to the residual stream, with their layer norms.
+
+  Args:
+    weights: Of the block: the norms `ln1` and `ln2`.
+    inputs: float32 [B, S, D].
+    seed: int32 [2] in training, else None.
+    attend: The first half of the block, a function of activations and a seed.
+    mlp: The second half.
+    norm: 'pre' normalises what a half reads, 'post' what it adds to the stream.
+    layer_drop: Probability that training leaves out both halves.
+    skips_norms: Whether it then also leaves out the norms of 'post'.
+  """
+  # Three seeds, so that layer drop does not depend on dropout.
+  attention_seed, mlp_seed, drop_seed = split_seed(seed, 3)
+  ln1, ln2 = (
+      functools.partial(layer_norm, weights_lib.select(name, weights))
+      for name in ('ln1', 'ln2')
+  )
+
+  def run() -> tf.Tensor:
+    if norm == 'pre':
+      hidden = inputs + attend(ln1(inputs), attention_seed)
+      return hidden + mlp(ln2(hidden), mlp_seed)
+    hidden = ln1(inputs + attend(inputs, attention_seed))
+    return ln2(hidden + mlp(hidden, mlp_seed))
+
+  def skip() -> tf.Tensor:
+    return inputs if skips_norms or norm == 'pre' else ln2(ln1(inputs))
+
+  if seed is None or layer_drop == 0:
+    return run()
+  # A conditional, not a product with 0: a dropped block is not computed.
+  keep = uniform([], drop_seed) >= layer_drop
+  return tf.cond(keep, run, skip)
 
 
 def group_norm(

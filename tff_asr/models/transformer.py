@@ -20,7 +20,6 @@ rate.
 """
 
 import dataclasses
-import functools
 from typing import Optional
 
 import tensorflow as tf
@@ -166,33 +165,17 @@ class _Block:
       valid: tf.Tensor,
       seed: Optional[tf.Tensor],
   ) -> tf.Tensor:
-    # Three seeds, so that layer drop does not depend on dropout.
-    attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
-    ln1, ln2 = (
-        functools.partial(layers.layer_norm, weights_lib.select(name, weights))
-        for name in ('ln1', 'ln2')
+    return layers.residual_block(
+        weights,
+        inputs,
+        seed,
+        attend=lambda hidden, seed: self._attend(weights, hidden, valid, seed),
+        mlp=lambda hidden, seed: self._mlp(weights, hidden, seed),
+        norm=self.norm,
+        layer_drop=self.layer_drop,
+        # With norm 'post' the stream passes both norms even without the halves.
+        skips_norms=False,
     )
-
-    def run() -> tf.Tensor:
-      attend = lambda hidden: self._attend(
-          weights, hidden, valid, attention_seed
-      )
-      mlp = lambda hidden: self._mlp(weights, hidden, mlp_seed)
-      if self.norm == 'pre':
-        hidden = inputs + attend(ln1(inputs))
-        return hidden + mlp(ln2(hidden))
-      hidden = ln1(inputs + attend(inputs))
-      return ln2(hidden + mlp(hidden))
-
-    def skip() -> tf.Tensor:
-      # With norm 'post' the stream passes both norms even without the halves.
-      return inputs if self.norm == 'pre' else ln2(ln1(inputs))
-
-    if seed is None or self.layer_drop == 0:
-      return run()
-    # A conditional, not a product with 0: a dropped block is not computed.
-    keep = layers.uniform([], drop_seed) >= self.layer_drop
-    return tf.cond(keep, run, skip)
 
   def _attend(self, weights, hidden, valid, seed):
     outputs = attention.apply(

@@ -28,7 +28,6 @@ import functools
 import re
 from typing import Optional
 
-import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
@@ -84,7 +83,7 @@ def front_end(
       frame_shift=1,
       window=1,
       compute=compute,
-      placeholder_frames=_least_frames(public.encoder.output_lengths),
+      placeholder_frames=features.first_inputs(public, 1)[0],
       max_duration_sec=public.max_duration_sec,
       public_model=public.public_source,
   )
@@ -271,11 +270,3 @@ def _load(
   tensors = features.map_weights(public)
   # The arrays would stay in memory next to the mapped files.
   return dataclasses.replace(public, weights={}), tensors
-
-
-def _least_frames(
-    lengths_of: Callable[[tf.Tensor], tf.Tensor], most: int = 2000
-) -> int:
-  """Frames of the shortest utterance with an output."""
-  lengths = np.asarray(lengths_of(np.arange(1, most)))
-  return 1 + int(np.searchsorted(lengths, 1))

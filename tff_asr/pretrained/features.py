@@ -21,7 +21,6 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_asr import checks
 from tff_asr import files
 from tff_asr.features import file_tensor
 from tff_asr.features import front_end as front_end_lib
@@ -59,12 +58,7 @@ def build(
     ValueError: There is no such layer.
   """
   encoder = public.encoder
-  num_blocks = len(encoder_lib.block_names(encoder))
-  chosen = tuple(range(1, num_blocks + 1) if layers is None else layers)
-  if not chosen or len(set(chosen)) != len(chosen):
-    raise ValueError(f'layers must name layers, each once; found {chosen}.')
-  for layer in chosen:
-    checks.in_range(0, num_blocks, layers=layer)
+  chosen = encoder_lib.choose_layers(encoder, layers)
   # Bound here, so that `compute` does not keep the weights in memory.
   inputs = functools.partial(
       _INPUTS[public.front_end], **public.front_end_settings
@@ -176,6 +170,12 @@ def _frames(public: public_model.PublicModel) -> tuple[int, int]:
   shift = 1 if public.front_end == public_model.WAVEFORM else (
       whisper_log_mel.FRAME_SHIFT
   )
+  first, second = first_inputs(public, 2)
+  return first * shift, (second - first) * shift
+
+
+def first_inputs(public: public_model.PublicModel, count: int) -> list[int]:
+  """The fewest inputs of an encoder with 1, 2, ... `count` outputs."""
   frames = np.arange(1, _MEASURED)
   lengths = np.asarray(public.encoder.output_lengths(tf.constant(frames)))
   if lengths[-1] < 3:
@@ -183,6 +183,4 @@ def _frames(public: public_model.PublicModel) -> tuple[int, int]:
         f'{public.name} has fewer than 3 frames in {_MEASURED} inputs: its '
         'strides are too large.'
     )
-  firsts = frames[np.searchsorted(lengths, np.arange(1, 4))]
-  window, frame_shift = firsts[0] * shift, (firsts[1] - firsts[0]) * shift
-  return int(window), int(frame_shift)
+  return frames[np.searchsorted(lengths, np.arange(1, count + 1))].tolist()
