@@ -266,8 +266,8 @@ class FederatedTest(_TestCase):
         state = process.initialize()
         before = process.get_model_weights(state)
         state = process.next(state, data.records_of(['ann', 'bob'])).state
-      weights.append(process.get_model_weights(state))
-      # The front end's weights are no part of a round.
+        weights.append(process.get_model_weights(state))
+      # The front end's weights are not part of a round.
       self.assertCountEqual(weights[-1], model.specs)
     for name, one in weights[0].items():
       self.assertGreater(np.max(np.abs(one - before[name])), 0, name)
