@@ -132,16 +132,12 @@ def _main(unused_argv: Sequence[str]) -> None:
   lines = [
       line for path in _INPUT.value for _, line in text_files.read_lines(path)
   ]
-  characters = ''
-  if _TEXT.value == 'normalise':
-    characters = tokenizer.PUNCTUATION
-    letters = text.letters_of(lines)
-    lines = [
-        text.normalize_common_voice(line, letters=letters)[0] for line in lines
-    ]
-  sentences = [tidied for line in lines if (tidied := text.tidy(line))]
+  normalises = _TEXT.value == 'normalise'
+  sentences = text.sentences(lines, normalises=normalises)
   pieces = train(
-      sentences, vocab_size=_VOCAB_SIZE.value, characters=characters
+      sentences,
+      vocab_size=_VOCAB_SIZE.value,
+      characters=tokenizer.PUNCTUATION if normalises else '',
   )
   made = tokenizer.SentencePieceTokenizer(pieces)
   digest = hashlib.sha256('\n'.join(sentences).encode()).hexdigest()

@@ -216,6 +216,20 @@ def letters_of(texts: Sequence[str], *, language: str = '') -> str:
   return ''.join(sorted(letters - set(_APOSTROPHES)))
 
 
+def sentences(lines: Sequence[str], *, normalises: bool) -> list[str]:
+  """Returns the lines of a text as transcripts are, without empty ones.
+
+  Args:
+    lines: A sentence each.
+    normalises: Whether to write them in the letters that occur in the text, as
+      `normalize_common_voice`; otherwise they are only tidied.
+  """
+  if normalises:
+    letters = letters_of(lines)
+    lines = [normalize_common_voice(line, letters=letters)[0] for line in lines]
+  return [tidied for line in lines if (tidied := tidy(line))]
+
+
 def tidy(text: str) -> str:
   """Returns a text with composed characters and single spaces."""
   return ' '.join(unicodedata.normalize('NFC', text).split())

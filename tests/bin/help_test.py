@@ -16,7 +16,7 @@ _CONVERTERS = [
     f'data_tools.{name}'
     for name in (
         'an4', 'common_voice', 'libri_light', 'librispeech', 'manifest',
-        'sentence_pieces', 'synthetic_population',
+        'ngram', 'sentence_pieces', 'synthetic_population',
     )
 ]
 

@@ -1,0 +1,124 @@
+"""Tests of data_tools.ngram."""
+
+import hashlib
+import json
+import os
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from data_tools import ngram
+from tests import cases
+from tests import fakes
+from tests.bin import in_process
+from tff_asr.data import client_data
+
+
+def _corpus(folder: str, **settings) -> str:
+  return fakes.write_examples(
+      folder,
+      [*fakes.examples('ann', 4), *fakes.examples('bob', 3)],
+      # A shard for each speaker.
+      max_shard_bytes=1,
+      **settings,
+  )
+
+
+class NGramTest(cases.TestCase):
+
+  def run_it(self, *inputs: str, arguments=('--order=2',)):
+    return in_process.run(
+        'data_tools.ngram',
+        f'--input={",".join(inputs)}', f'--output={self.path("lm.arpa")}',
+        *arguments,
+    )
+
+  def test_reads_the_transcripts_that_training_reads(self):
+    folder = _corpus(self.path('train.public'))
+    data = client_data.load(folder)
+    expected = [
+        example['transcript'].numpy().decode()
+        for client in data.client_ids
+        for example in data.create_tf_dataset_for_client(client)
+    ]
+    self.assertLen(expected, 7)
+    self.assertEqual(list(ngram.transcripts(folder)), expected)
+
+  def test_the_first_line_says_which_text_it_was(self):
+    folder = _corpus(self.path('train.public'))
+    finished = self.run_it(folder)
+    self.assertEqual((finished.code, finished.stderr), (0, ''))
+    sentences = list(ngram.transcripts(folder))
+    self.assertRegex(finished.stdout, '^7 sentences of fake train.public; n-')
+    lines = pathlib.Path(self.path('lm.arpa')).read_text().splitlines()
+    self.assertEqual(lines[1], '\\data\\')
+    self.assertEqual(json.loads(lines[0].removeprefix('# ')), {
+        'text': 'fake train.public',
+        'text_sha256': hashlib.sha256(
+            '\n'.join(sentences).encode()
+        ).hexdigest(),
+        'num_sentences': 7,
+        'order': 2,
+    })
+
+  def test_lines_of_text_are_written_as_transcripts_or_kept(self):
+    text = self.path('public.txt')
+    pathlib.Path(text).write_text('The cat, sat.\n\nA “cat”\n')
+    for kind, words in (
+        ('normalise', {'the', 'cat', 'sat', 'a'}),
+        ('keep', {'The', 'cat,', 'sat.', 'A', '“cat”'}),
+    ):
+      finished = self.run_it(text, arguments=('--order=2', f'--text={kind}'))
+      self.assertRegex(finished.stdout, '^2 sentences of public.txt;')
+      unigrams = pathlib.Path(self.path('lm.arpa')).read_text().partition(
+          '\\1-grams:\n'
+      )[2].partition('\n\n')[0]
+      found = {line.split('\t')[1] for line in unigrams.splitlines()}
+      self.assertEqual(found, {'<unk>', '<s>', '</s>', *words})
+
+  def test_texts_are_joined_and_pruned(self):
+    text = self.path('public.txt')
+    pathlib.Path(text).write_text('one two\none two\none three\n')
+    folder = _corpus(self.path('train.public'))
+    finished = self.run_it(text, folder, arguments=('--prune=0,1',))
+    self.assertRegex(
+        finished.stdout, '^10 sentences of public.txt, fake train.public; n-'
+    )
+    written = pathlib.Path(self.path('lm.arpa')).read_text()
+    self.assertIn('\tone two', written)
+    self.assertNotIn('\tone three', written)
+    self.assertIn('\\3-grams:', written)
+
+  @parameterized.parameters(
+      dict(name='private'), dict(origin={'corpus': 'fake', 'part': 'private'})
+  )
+  def test_private_parts_are_refused(self, name='train', **settings):
+    folder = _corpus(self.path(name), **settings)
+    finished = self.run_it(folder)
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(
+        finished.stderr, '^error: .+ is the private part of a corpus: .+\n$'
+    )
+    self.assertFalse(os.path.exists(self.path('lm.arpa')))
+
+  def test_what_cannot_be_read_is_one_line(self):
+    folder = _corpus(self.path('train.public'))
+    (shard, *_) = sorted(pathlib.Path(folder).glob('*.tfrecord'))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    for inputs, arguments, message in (
+        (folder, (), 'has a shard that is damaged'),
+        (self.path('none.txt'), (), 'none.txt is missing'),
+        (self.root, (), 'contains no corpus.json'),
+        (folder, ('--prune=x',), '--prune takes numbers, as 0,0,1; found x'),
+        ('', (), '--input is needed'),
+    ):
+      finished = self.run_it(inputs, arguments=arguments)
+      self.assertEqual(finished.code, 1)
+      self.assertRegex(finished.stderr, f'^error: .*{message}.*\n$')
+
+
+if __name__ == '__main__':
+  absltest.main()
