@@ -1,20 +1,17 @@
-"""Generated speech: eSpeak NG's library, and short sentences to synthesise.
+"""Generated speech: eSpeak NG's library.
 
-eSpeak NG (GPL-3, from the extra package espeakng-loader) speaks sentences of a
-closed vocabulary. It is not human speech and serves to try the system in
+eSpeak NG (GPL-3, from the extra package espeakng-loader) speaks the sentences
+of `synthetic_text`. It is not human speech and serves to try the system in
 minutes: a recogniser learns it on two cores, and is tested on new speakers and
 sentences.
 
-A speaker prefers some templates and words, so that clients differ. The hash of
-a sentence assigns it to one split. eSpeak's breath noise,
-else seeded by the clock, gets a seed; its state drifts from one utterance to
-the next.
+eSpeak's breath noise, else seeded by the clock, gets a seed. Its state drifts
+from one utterance to the next.
 
 Loads no TensorFlow, so that processes that speak start fast.
 """
 
 import _ctypes
-import bisect
 import ctypes
 import hashlib
 from importlib import metadata
@@ -43,48 +40,6 @@ _BUFFER_MS = 4000
 _RATE, _PITCH = 1, 3
 _BREATH_SEED = 1
 _POS_CHARACTER, _CHARS_UTF8 = 1, 1
-
-_WORDS = {
-    'verb': 'open close bring find paint carry hold sell wash',
-    'deed': 'likes wants makes takes needs draws counts loves',
-    'color': 'red blue green yellow black white brown silver',
-    'number': 'two three four five six seven eight nine ten',
-    'adjective': 'old new small large broken quiet cold happy',
-    'object': (
-        'door window table chair lamp bottle basket hammer picture garden'
-    ),
-    'things': 'apples books flowers boats horses letters stones shoes',
-    'animal': 'dog cat bird fish rabbit monkey tiger',
-    'name': 'anna peter maria thomas david susan oliver laura',
-    'place': 'london paris berlin boston madrid tokyo',
-    'day': 'monday tuesday friday sunday',
-    'time': 'today tomorrow tonight again now together',
-    'motion': 'runs walks sleeps sings waits',
-    'where': 'under behind near inside',
-    'device': 'radio music heating camera',
-    'switch': 'on off up down',
-    'weather': 'rain snow wind thunder',
-}
-_TEMPLATES = (
-    '{verb} the {color} {object}',
-    'please {verb} the {adjective} {object}',
-    '{verb} {number} {color} {things}',
-    '{name} {deed} {number} {things}',
-    '{name} {deed} {adjective} {things} {time}',
-    'the {color} {animal} {motion} {where} the {object}',
-    'my {adjective} {animal} {motion} {time}',
-    'turn the {device} {switch} {time}',
-    'meet {name} in {place} on {day}',
-    'call {name} at {number} {time}',
-    'there is {weather} in {place} {time}',
-    '{name} goes to {place} {time}',
-    '{number} {animal} pictures for {name}',
-    'add {number} and {number} please',
-)
-_TEMPLATE = 'template'
-_OPTIONS = {kind: tuple(words.split()) for kind, words in _WORDS.items()} | {
-    _TEMPLATE: _TEMPLATES
-}
 
 
 def espeak_version() -> str:
@@ -176,44 +131,6 @@ class Espeak:
     if status != 0 or not np.any(speech):
       raise RuntimeError(f'eSpeak NG said nothing (status {status}).')
     return speech
-
-
-def split_of(sentence: str) -> str:
-  """Returns the split that a sentence belongs to."""
-  # An eighth each to dev and test.
-  digit = hashlib.sha256(sentence.encode()).digest()[0] % 8
-  return {0: 'dev', 1: 'test'}.get(digit, 'train')
-
-
-def draw_sentences(
-    rng: np.random.Generator, *, split: str, count: int
-) -> tuple[str, ...]:
-  """Returns `count` distinct sentences, by one speaker's preferences.
-
-  Args:
-    rng: Draws the preferences and the sentences.
-    split: The split that the sentences must belong to.
-    count: How many.
-  """
-
-  taste = {}
-  for kind, options in _OPTIONS.items():
-    # Log-normal: a few options are much more frequent than others.
-    weights = np.cumsum(np.exp(rng.normal(size=len(options))))
-    taste[kind] = (weights / weights[-1]).tolist()
-
-  def choose(kind: str) -> str:
-    return _OPTIONS[kind][bisect.bisect(taste[kind], rng.random())]
-
-  sentences: dict[str, None] = {}
-  while len(sentences) < count:
-    sentence = ' '.join(
-        choose(token[1:-1]) if token.startswith('{') else token
-        for token in choose(_TEMPLATE).split()
-    )
-    if split_of(sentence) == split:
-      sentences[sentence] = None
-  return tuple(sentences)
 
 
 def scale_rms(waveform: np.ndarray, value: float) -> np.ndarray:

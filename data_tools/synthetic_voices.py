@@ -23,6 +23,7 @@ import numpy as np
 import soxr
 
 from data_tools import synthetic_speech
+from data_tools import synthetic_text
 from tff_asr.features import log_mel
 
 _ACCENTS = synthetic_speech.ACCENTS
@@ -83,7 +84,7 @@ def draw(
       level_db=float(rng.uniform(-30, -20)),
       snr_db=float(rng.uniform(20, 36)),
       noise_pole=float(rng.uniform(0, 0.9)),
-      sentences=synthetic_speech.draw_sentences(
+      sentences=synthetic_text.draw_sentences(
           rng, split=split, count=num_utterances
       ),
   )

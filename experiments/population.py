@@ -596,10 +596,11 @@ LAMB help. `experiments/run.py` writes this page from the folders of its runs:
 
     python -m experiments.run --suite=population
 
-The speech is generated (`data_tools/synthetic_population.py`): eSpeak NG says
-short sentences of some 120 words, in 12,000 private, 16 public, 32 dev and 100
-test voices, which all differ in formants, pitch, rate, roughness and breath. It
-is not human speech. The model, gated convolutions, has 0.63 million parameters.
+The speech is generated ([data.md](data.md#generated-speech)): eSpeak NG says
+short sentences in 12,000 private, 16 public, 32 dev and 100 test voices, which
+all differ in formants, pitch, rate, roughness and breath. It is not human
+speech. All figures are of generator version 1, whose sentences had 128 words.
+The model, gated convolutions, has 0.63 million parameters.
 The test speakers were decoded once a run. The recipe was tuned on corpora of
 other generator seeds, with a tenth of the speakers a round and of the noise on
 their sum, so the same noise on the mean. All that was tried:

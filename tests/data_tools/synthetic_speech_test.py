@@ -1,6 +1,5 @@
-"""Tests of generated speech: sentences, and the audio of eSpeak NG."""
+"""Tests of generated speech: the audio of eSpeak NG."""
 
-import collections
 import subprocess
 import sys
 import textwrap
@@ -11,42 +10,6 @@ from absl.testing import absltest
 
 from data_tools import synthetic_speech
 from tests.bin import programs
-
-
-def _sentences(split: str, *, speakers: int) -> list[tuple[str, ...]]:
-  return [
-      synthetic_speech.draw_sentences(
-          synthetic_speech.generator(1, 'test', split, number),
-          split=split,
-          count=20,
-      )
-      for number in range(speakers)
-  ]
-
-
-class SentencesTest(absltest.TestCase):
-
-  def test_splits_share_words_and_no_sentence(self):
-    texts, words = collections.defaultdict(set), collections.Counter()
-    for split, speakers in (('train', 60), ('dev', 8), ('test', 12)):
-      for said in _sentences(split, speakers=speakers):
-        self.assertLen(set(said), 20)
-        texts[split].update(said)
-        for sentence in said:
-          self.assertBetween(len(sentence.split()), 3, 8)
-          self.assertEqual(synthetic_speech.split_of(sentence), split)
-          if split == 'train':
-            words.update(sentence.split())
-    self.assertEmpty(texts['dev'] & texts['test'])
-    self.assertEmpty(texts['train'] & (texts['dev'] | texts['test']))
-    self.assertGreaterEqual(len(words), 120)
-    # Every word of the held-out sentences occurs in training.
-    held_out = ' '.join(texts['dev'] | texts['test']).split()
-    self.assertContainsSubset(held_out, words)
-
-  def test_speakers_prefer_different_sentences(self):
-    one, other = _sentences('train', speakers=2)
-    self.assertLess(len(set(one) & set(other)), 10)
 
 
 class EspeakTest(absltest.TestCase):
