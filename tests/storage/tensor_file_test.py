@@ -2,10 +2,12 @@
 
 import os
 import pathlib
+import tracemalloc
 
 from absl.testing import parameterized
 import ml_dtypes
 import numpy as np
+import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from tests import cases
@@ -52,6 +54,32 @@ class TensorFileTest(cases.TestCase):
         safetensors_numpy.load_file(self.file)['head/bias'],
         _ARRAYS['head/bias'],
     )
+
+  def test_it_has_the_bytes_that_safetensors_writes(self):
+    # All types, an odd size of each, and names in another order than the file.
+    arrays = _ARRAYS | {
+        f'{name}/\u00e9"\n': np.ones([number], name)
+        for number, name in enumerate(
+            'bool uint8 int8 int16 uint16 float16 int32 uint32 float32 float64 '
+            'int64 uint64'.split(),
+            start=1,
+        )
+    }
+    tensor_file.write(self.file, arrays, content=_CONTENT)
+    with safetensors.safe_open(self.file, framework='numpy') as file:
+      metadata = file.metadata()
+    self.assertEqual(
+        pathlib.Path(self.file).read_bytes(),
+        safetensors_numpy.save(arrays, metadata),
+    )
+
+  def test_writing_takes_no_memory_for_another_copy(self):
+    arrays = {str(number): np.ones([2**20]) for number in range(4)}  # 32 MiB.
+    tracemalloc.start()
+    self.addCleanup(tracemalloc.stop)
+    tensor_file.write(self.file, arrays, content={})
+    _, peak = tracemalloc.get_traced_memory()
+    self.assertLess(peak, 2**20)
 
   def test_only_the_owner_may_read_it_and_equal_arrays_give_equal_files(self):
     pathlib.Path(self.file).write_text('older')

@@ -12,12 +12,12 @@ Any reader of safetensors reads these files. Their metadata have one entry,
 `tff_asr`: JSON with the content given and a CRC-32 of everything. A CRC finds
 damage, not forgery. Reading runs no code from the file.
 
-Files are written atomically (`files`) with mode 0600.
+Files are written atomically (`files`) with mode 0600, one array after another.
 """
 
 from collections.abc import Mapping
 import json
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 import zlib
 
 import numpy as np
@@ -33,6 +33,25 @@ Json = (
 Content = dict[str, Json]
 
 _METADATA = 'tff_asr'
+
+# The format's names of types, by NumPy's. Arrays lie in this order, so that
+# each is aligned for its type.
+_TYPES = {
+    'uint64': 'U64',
+    'int64': 'I64',
+    'float64': 'F64',
+    'float32': 'F32',
+    'uint32': 'U32',
+    'int32': 'I32',
+    'bfloat16': 'BF16',
+    'float16': 'F16',
+    'uint16': 'U16',
+    'int16': 'I16',
+    'int8': 'I8',
+    'uint8': 'U8',
+    'bool': 'BOOL',
+}
+_ALIGNMENT = 8
 
 
 class DamagedFileError(ValueError):
@@ -68,15 +87,46 @@ def write(
   Raises:
     OSError: The disk is full; nothing is left behind.
   """
-  # safetensors writes an array's memory as it is.
+  # The memory of an array is written as it is.
   arrays = {name: np.asarray(each, order='C') for name, each in arrays.items()}
   described = {'content': content, 'crc32': _checksum(arrays, content)}
-  # A single entry, because safetensors writes several in no fixed order.
   metadata = {_METADATA: json.dumps(described, sort_keys=True)}
-  files.write(
-      # Serialized in memory, so that `files` can sync and rename the file.
-      path, safetensors_numpy.save(arrays, metadata), mode=0o600
+  with files.replacing(path, mode=0o600) as file:
+    _serialize(file, arrays, metadata)
+
+
+def _serialize(
+    file: BinaryIO,
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+) -> None:
+  """Writes the bytes of `safetensors.numpy.save`."""
+  # Not by the library: `save` holds all arrays twice more in memory, and
+  # `save_file` cannot write into a file that `files` has opened.
+  types = list(_TYPES)
+  names = sorted(
+      arrays, key=lambda name: (types.index(arrays[name].dtype.name), name)
   )
+  header, end = {'__metadata__': metadata}, 0
+  for name in names:
+    each = arrays[name]
+    begin, end = end, end + each.nbytes
+    header[name] = {
+        'dtype': _TYPES[each.dtype.name],
+        'shape': each.shape,
+        'data_offsets': [begin, end],
+    }
+  text = json.dumps(header, ensure_ascii=False, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % _ALIGNMENT)
+  file.write(len(text).to_bytes(8, 'little') + text)
+  for name in names:
+    file.write(_bytes_of(arrays[name]))
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+  """The memory of a contiguous array as uint8, not copied."""
+  # The buffer protocol has no bfloat16.
+  return array.reshape(-1).view(np.uint8)
 
 
 def read_header(path: str) -> Header:
@@ -128,6 +178,5 @@ def _checksum(arrays: Mapping[str, np.ndarray], content: Content) -> int:
   types = {name: [each.dtype.name, each.shape] for name, each in arrays.items()}
   found = zlib.crc32(json.dumps([content, types], sort_keys=True).encode())
   for name in sorted(arrays):
-    # Not of the array itself: the buffer protocol has no bfloat16.
-    found = zlib.crc32(arrays[name].reshape(-1).view(np.uint8), found)
+    found = zlib.crc32(_bytes_of(arrays[name]), found)
   return found
