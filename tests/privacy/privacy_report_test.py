@@ -197,14 +197,14 @@ class ReportTest(parameterized.TestCase):
       ),
       (
           'min_sep', 10, "zero-out: one speaker's updates are replaced by zeros",
-          'at most once in any 100 consecutive rounds and 1 times in all',
+          'at most once in any 100 consecutive rounds and once in all',
           'BLT, 3 buffers',
           '(secrets.safetensors) is as sensitive as the updates',
           'moves all rounds together by 1.',
       ),
       (
           'cyclic', 5, 'zero-out',
-          'in every 100th round, 1 times in all',
+          'in one of every 100 rounds, once in all',
           'joins independently with probability 0.5, 5 expected',
           'banded, 3 buffers',
           '(secrets.safetensors) is as sensitive as the updates',
@@ -219,6 +219,17 @@ class ReportTest(parameterized.TestCase):
     self.assertEqual(report.fields['epsilon_pld'] is None, kind == 'fixed_size')
     for each in words:
       self.assertIn(each, _joined(report))
+
+  def test_one_buffer_and_several_rounds_of_a_client_are_counted_in_words(self):
+    group = dataclasses.replace(
+        _rounds('min_sep', noise=5.0, count=201),
+        strategy=strategies.Toeplitz(
+            output_scale=(2**29,), buf_decay=(2**29,)
+        ),
+    )
+    found = _joined(_report(group))
+    self.assertIn('(BLT, 1 buffer)', found)
+    self.assertIn('rounds and 3 times in all', found)
 
   def test_large_epsilon_is_not_private(self):
     # The paper's sigma 10e-6: epsilon 1.1e7 in the run.

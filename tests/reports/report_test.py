@@ -131,7 +131,7 @@ class ReportTest(cases.TestCase):
         [line.split()[0] for line in order],
         ['bob-1', 'bob-2', 'ann-0', 'bob-3'],
     )
-    self.assertIn('2 errors, 2 words', order[0])
+    self.assertIn('errors: 2, words: 2', order[0])
     self.assertNotIn('<b>', text)
     self.assertRegex(text, '<td class="(substitute|delete)">&lt;b&gt;four')
     self.assertIn('<td class="insert">&middot;</td>', text)

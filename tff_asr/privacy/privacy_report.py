@@ -77,10 +77,10 @@ _SAMPLING = {
     'min_sep': (
         'minimum separation: {cohort_size:,} of {population:,} {unit}s per '
         'round, each {unit} at most once in any {min_sep:,} consecutive rounds '
-        'and {most} times in all; nothing else is assumed about sampling'
+        'and {most} in all; nothing else is assumed about sampling'
     ),
     'cyclic': (
-        'cyclic Poisson: in every {min_sep:,}th round, {most} times in all, '
+        'cyclic Poisson: in one of every {min_sep:,} rounds, {most} in all, '
         'each of {population:,} {unit}s joins independently with probability '
         '{prob:.4g}, {cohort_size:,} expected'
     ),
@@ -699,11 +699,12 @@ def _group_entries(
 ) -> list[tuple[str, str]]:
   """Entries on the sampling and the noise of a group of rounds."""
   sampling = group.sampling
+  # Rounded up: the first of these rounds counts, too.
+  most = -(-group.count // (sampling.min_sep or 1))
   drawn = _SAMPLING[sampling.kind].format(
       **dataclasses.asdict(sampling),
       prob=sampling.sampling_prob,
-      # Rounded up: the first of these rounds counts, too.
-      most=-(-group.count // (sampling.min_sep or 1)),
+      most='once' if most == 1 else f'{most} times',
       unit=unit,
   )
   words = (
@@ -712,14 +713,15 @@ def _group_entries(
   )
   if group.strategy is not None:
     kind = 'banded' if group.strategy.num_bands else 'BLT'
+    num_buffers = group.strategy.num_buffers
+    buffers = f'{num_buffers} buffer{"" if num_buffers == 1 else "s"}'
     each_time = ' each time it joins' if sampling.kind == 'cyclic' else ''
     words += (
-        f', of which later rounds take back a part ({kind}, '
-        f'{group.strategy.num_buffers} buffers). Until the run has ended, the '
-        "server's file of buffers (secrets.safetensors) is as sensitive as the "
-        'updates: with the released models it reveals sums of earlier rounds '
-        f'without noise. One {unit} moves all rounds together by '
-        f'{group.sensitivity:.4g} clips{each_time}'
+        f', of which later rounds take back a part ({kind}, {buffers}). Until '
+        "the run has ended, the server's file of buffers (secrets.safetensors) "
+        'is as sensitive as the updates: with the released models it reveals '
+        f'sums of earlier rounds without noise. One {unit} moves all rounds '
+        f'together by {group.sensitivity:.4g} clips{each_time}'
     )
   if group.secure_sum is not None:
     words += (

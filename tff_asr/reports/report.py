@@ -218,7 +218,7 @@ def _worst(runs: plots.Runs, num_worst: int) -> Iterator[str]:
     for errors, each in counted[:num_worst]:
       yield _note(
           f'{each["utterance_id"]} (speaker {each["client_id"]}): '
-          f'{errors.errors} errors, {errors.words} words'
+          f'errors: {errors.errors}, words: {errors.words}'
       )
       yield _aligned(each['reference'], each['text'])
 
