@@ -98,6 +98,7 @@ def build(
       ),
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, mlp_dim, kernel_size, relative_attention),
+      # No final norm: each block ends with one.
       apply_block=functools.partial(
           _block,
           attend=functools.partial(
@@ -228,5 +229,7 @@ def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def _swish(inputs: tf.Tensor) -> tf.Tensor:
-  """x sigmoid(x); pfor lacks the custom gradient of tf.nn.swish."""
+  """x sigmoid(x)."""
+  # Not tf.nn.swish: pfor, which computes gradients by example, lacks its
+  # custom gradient.
   return inputs * tf.sigmoid(inputs)

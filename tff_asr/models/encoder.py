@@ -21,6 +21,7 @@ Block = Callable[
     [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
 
+# A stack's blocks are found by this prefix (`block_names`).
 _BLOCK = 'block_'
 
 FrozenTensors = Mapping[str, file_tensor.FileTensor]
@@ -127,6 +128,7 @@ def freeze(
     found |= {name: weights[name] for name in specs}
     if merge is not None:
       found |= merge(weights_lib.Weights(sorted(found.items())))
+    # Without what only `merge` takes, such as the factors of LoRA.
     return weights_lib.Weights(
         (name, found[name]) for name in sorted(encoder.specs)
     )

@@ -88,12 +88,14 @@ def stack(
           layer_drop=layer_drop,
           activation_dtype=activation_dtype,
       ),
+      # The stream of 'pre' is never normalised inside the blocks.
       final_norm=norm == 'pre',
   )
 
 
 def gelu(inputs: tf.Tensor) -> tf.Tensor:
   """Exact GELU."""
+  # Said in full, as BERT and GPT-2 take the approximation by tanh.
   return tf.nn.gelu(inputs, approximate=False)
 
 
@@ -122,10 +124,12 @@ class _Block:
         mlp=lambda hidden, seed: self._mlp(weights, hidden, seed),
         norm=self.norm,
         layer_drop=self.layer_drop,
+        # As `transformers` does, also with norm 'post'.
         skips_norms=True,
     )
 
   def _attend(self, weights, hidden, valid, seed):
+    # Dropout of attention weights and of outputs must not share random bits.
     weights_seed, output_seed = layers.split_seed(seed, 2)
     outputs = attention.apply(
         weights,

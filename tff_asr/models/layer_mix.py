@@ -158,7 +158,7 @@ class _Head(NamedTuple):
   ) -> tf.Tensor:
     """float32 [B, S, L, E] to [B, S, D]."""
     mix_seed, output_seed = layers_lib.split_seed(seed, 2)
-    parts = layers_lib.normalize(parts)
+    parts = layers_lib.standardize(parts)
     shares = tf.nn.softmax(weights['mix'])
     hidden = tf.reduce_sum(parts * shares[:, tf.newaxis], axis=2)
     hidden = layers_lib.dropout(hidden, self.dropout, mix_seed)

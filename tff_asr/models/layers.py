@@ -50,11 +50,11 @@ def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
     As inputs.
   """
   # Statistics in float32: bfloat16 has 8 bits.
-  normed = normalize(tf.cast(inputs, tf.float32))
+  normed = standardize(tf.cast(inputs, tf.float32))
   return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
 
 
-def normalize(values: tf.Tensor) -> tf.Tensor:
+def standardize(values: tf.Tensor) -> tf.Tensor:
   """Layer norm without weights, float32 [..., D]."""
   mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
   return (values - mean) * tf.math.rsqrt(variance + _EPSILON)

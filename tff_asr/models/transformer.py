@@ -192,6 +192,7 @@ class _Block:
 
   def _mlp(self, weights, hidden, seed):
     hidden = tf.cast(hidden, self.activation_dtype)
+    # No biases: the published code has none.
     inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
     inner = layers.dropout(inner, self.dropout, seed)
     return tf.cast(layers.matmul(inner, weights['w2']), tf.float32)

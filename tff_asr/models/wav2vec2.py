@@ -150,11 +150,13 @@ def _build_front(
 ) -> encoder_lib.Encoder:
   """All that precedes the blocks."""
   names = [f'conv_{index}' for index in range(len(conv_dims))]
+  # Where 'group' is used, the later convolutions have no norm at all.
   normed = names[:1] if conv_norm == 'group' else names
   group_dim = dim // position_groups
   specs = {
       'position_bias': weights_lib.zeros_spec(dim),
       'position_kernel': weights_lib.WeightSpec(
+          # A channel reads its own group only.
           (position_kernel, group_dim, dim),
           limit=math.sqrt(3 / (position_kernel * group_dim)),
       ),
@@ -198,6 +200,7 @@ def _build_front(
         if conv_norm == 'layer':
           hidden = layers.layer_norm(norm_weights, hidden)
         else:
+          # Its statistics are over time, so padding must not count.
           hidden = layers.group_norm(
               norm_weights,
               hidden,
@@ -225,6 +228,7 @@ def _build_front(
         _grouped_convolution(hidden, weights['position_kernel'])
         + weights['position_bias']
     )
+    # Blocks of 'pre' begin with a norm of their own.
     if norm == 'post':
       hidden = layers.layer_norm(
           weights_lib.select('output_norm', weights), hidden

@@ -113,6 +113,7 @@ def positions(*, max_positions: int, dim: int) -> np.ndarray:
     radians a frame for k = 0 to D / 2 - 1.
   """
   half = dim // 2
+  # The last frequency is exactly 1 / 10000, unlike in Vaswani et al. 2017.
   exponents = np.arange(half) / max(half - 1, 1)
   angles = np.arange(max_positions)[:, np.newaxis] * _LONGEST_PERIOD**-exponents
   return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
@@ -127,6 +128,7 @@ def _build_front(
       'bias_2': weights_lib.zeros_spec(dim),
       'kernel_1': _kernel(feature_dim, dim),
       'kernel_2': _kernel(dim, dim),
+      # From the published file, or `positions`.
       'positions': weights_lib.WeightSpec((max_positions, dim)),
   }
 
@@ -139,6 +141,7 @@ def _build_front(
     hidden = gelu_block.gelu(hidden + weights['bias_1']) * valid
     hidden = _convolve(hidden, weights['kernel_2'], stride=STRIDE)
     hidden = gelu_block.gelu(hidden + weights['bias_2'])
+    # An utterance begins at position 0, as in Whisper's window of 30 s.
     hidden += weights['positions'][: tf.shape(hidden)[1]]
     outputs = layers.dropout(hidden, dropout, seed)
     return outputs, output_lengths(feature_lengths)

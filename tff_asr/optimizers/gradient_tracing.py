@@ -41,6 +41,7 @@ class _GradientTracing(tff.learning.optimizers.Optimizer):
     return collections.OrderedDict(last=gradients, optimizer=inner), new_weights
 
   def get_hparams(self, state):
+    # The wrapper has none: schedules set the inner optimizer's rate.
     return self._optimizer.get_hparams(state['optimizer'])
 
   def set_hparams(self, state, hparams):

@@ -59,7 +59,7 @@ def build_lars(
         coefficient=scalars['trust_coefficient'],
         epsilon=scalars['epsilon'],
     )
-    # The rate is inside the momentum.
+    # The rate is inside the momentum, unlike in PyTorch's SGD.
     velocity = scalars['momentum'] * slots['velocity'] + (
         scalars['learning_rate'] * ratio * direction
     )

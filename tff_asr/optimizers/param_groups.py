@@ -68,6 +68,7 @@ class _ParamGroups(tff.learning.optimizers.Optimizer):
     self._rate = rate
 
   def initialize(self, specs):
+    # Only here are the names of the weights known.
     unknown = sorted(self._group - specs.keys())
     if unknown:
       raise ValueError(f'group names {unknown[0]}, which is not a weight.')

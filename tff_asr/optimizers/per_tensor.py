@@ -123,7 +123,9 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       )
       return new_weight, [new_slots[slot] for slot in self._slots]
 
-    # Flat lists: a gradient may be None, which is a leaf to tf.nest.
+    # Flat lists: a gradient may be None, which is a leaf to tf.nest. One tensor
+    # after another: the intermediate values of all at once would take several
+    # times the memory of the weights.
     updated = sequential.sequential_map(
         update,
         tf.nest.flatten(weights),
@@ -139,6 +141,7 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
     return new_state, pack([weight for weight, _ in updated])
 
   def get_hparams(self, state: _State) -> _State:
+    # Not the step: it belongs to the memory, which a new rate must not reset.
     return collections.OrderedDict(
         (name, state[name]) for name in self._hparams
     )

@@ -3,7 +3,6 @@
 Each builder returns a function of an integer (Python's or a tensor), 0 for the
 first round, to a float32 scalar. `scheduled` puts one into an optimizer, and
 the optimizer's state then carries the round number.
-
 """
 
 from collections.abc import Callable
@@ -55,6 +54,7 @@ def exponential_decay(
   def schedule(round_num):
     # 0 until `start`, so that the factor is 1 there.
     past = tf.maximum(tf.cast(round_num, tf.float32) - start, 0.0)
+    # Also for a decay_rate of 0: tf.pow(0, 0) is 1.
     decayed = learning_rate * tf.pow(
         tf.constant(decay_rate, tf.float32), past / transition_rounds
     )
@@ -148,6 +148,7 @@ def warmup(schedule: Schedule, *, rounds: int, first: int = 1) -> Schedule:
 
   def warmed(round_num):
     share = (tf.cast(round_num, tf.float32) + first) / rounds
+    # A product: a decay that begins during the warm-up acts in it, too.
     return tf.minimum(share, 1.0) * schedule(round_num)
 
   return warmed

@@ -142,9 +142,13 @@ def check_overlap(
   if selects_on_dev:
     # Weights that the dev set selects reveal something of it.
     sources.append(source(dev_data, is_private=False))
+  # By owner; '' is this run. Each owner's private speakers are looked for in
+  # what the others show.
   private = {'': train} if is_protected else {}
   public = {} if dev is None else {'the dev set': dev}
   if not is_protected:
+    # Without noise this run exposes its speakers, also those that a parent
+    # protects.
     public['the training data'] = train
   for label, run in parent_runs.items():
     found = read(run)
@@ -188,7 +192,7 @@ def _warn_of_trained_dev_speakers(train: _Speakers, dev: _Speakers) -> None:
 def _compare(
     private: Mapping[str, _Speakers], public: Mapping[str, _Speakers]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns `Check.invalidations` and `Check.unchecked`."""
+  """Returns `OverlapCheck.invalidations` and `OverlapCheck.unchecked`."""
   invalidations, unchecked = [], []
   for owner, protected in private.items():
     for label, shown in public.items():
@@ -201,6 +205,7 @@ def _compare(
         )
       if not _is_compared(protected, shown):
         unchecked.append(label)
+  # Each label once, in order: several owners may be compared with it.
   return tuple(invalidations), tuple(dict.fromkeys(unchecked))
 
 
@@ -210,6 +215,7 @@ def source(
   """Returns the entry of trained_on.json for some data."""
   corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
+    # In memory: a later run finds no ids, and calls them not compared.
     return Source(is_private, '', '')
   return Source(is_private, corpus.path, _digest(_speakers(client_data)))
 
@@ -241,6 +247,7 @@ def read(run: str) -> list[Source]:
       ):
         raise ValueError('an entry has a value of another kind')
   except FileNotFoundError:
+    # Two unknown sources in place of none: no data must pass as compared.
     has_ledger = os.path.exists(os.path.join(run, run_dir.LEDGER))
     return [Source(False, '', '')] + [Source(True, '', '')] * has_ledger
   except (ValueError, TypeError) as e:
@@ -269,6 +276,7 @@ def count_overlap(
 
 def _is_compared(private: _Speakers, other: _Speakers) -> bool:
   """False if there may be more shared speakers than were found."""
+  # Complete and empty: it shares no speaker, whatever the other lacks.
   none = _Speakers(frozenset())
   return none in (private, other) or private.is_complete and other.is_complete
 
@@ -285,6 +293,7 @@ def _speakers(
 
 def _of_corpus(corpus: index.Corpus, client_ids: Iterable[str]) -> _Speakers:
   """Speakers of a corpus."""
+  # Two corpora may number other people alike, or the same people.
   namespace = str(corpus.origin.get('namespace', ''))
   return _Speakers(frozenset((namespace, each) for each in client_ids))
 

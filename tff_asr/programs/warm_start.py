@@ -56,6 +56,7 @@ def replace_weights(
   check(run, model=model, tokens=tokens)
   # `check` has compared names and shapes with the header.
   leaves = model_file.read(_path(run))
+  # The line is printed: a reader of the log must see what was not trained yet.
   if not _is_of_encoder(run, tokens):
     taken = leaves
     print(f'seed: {run}: the whole model is taken, {_size(model.specs)}.')
@@ -85,6 +86,7 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     return
   shapes = model_file.read_header(_path(run)).shapes
   specs = model.encoder.specs
+  # Only the encoder's: pre-training has weights that the model does not take.
   run_dir.check_shapes(
       {name: shapes[name] for name in shapes.keys() & specs.keys()},
       specs,
@@ -149,6 +151,7 @@ def write_norms(
       + [f'global_{clip:g}' for clip in clips]
       + [f'{split}_{clip:g}' for split, clip in shares]
   )
+  # The median shows the usual gradient; the p90 shows how long the tail is.
   quantiles = lambda values: list(np.quantile(values, [0.5, 0.9]))
   of_all = [float(np.mean(all_norms > clip)) for clip in clips]
   table.writerow(
@@ -158,6 +161,7 @@ def write_norms(
   for index, name in enumerate(names):
     table.writerow(
         [name, sizes[index], *quantiles(by_layer[index])]
+        # One norm of the whole model clips no single layer.
         + [''] * len(clips)
         + [found[index] for found in shares.values()]
     )
