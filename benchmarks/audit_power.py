@@ -259,7 +259,7 @@ def measured(setting: Setting, *, seed: int) -> tuple[float, float]:
   scores, _ = audit.scores(
       inner.sum(axis=0), norms=norms, mean_squares=np.array(total_squares)
   )
-  estimate = audit.estimate(scores[run.included], delta=DELTA)
+  estimate = audit.estimate_epsilon(scores[run.included], delta=DELTA)
   return bound, estimate.epsilon
 
 

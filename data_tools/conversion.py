@@ -66,7 +66,7 @@ _ENCODING = flags.DEFINE_enum(
 _PARTITION = flags.DEFINE_string(
     'partition',
     '',
-    'Deals the speakers of each split into parts, as public=10%,private=rest'
+    'Divides the speakers of each split into parts, as public=10%,private=rest'
     ' (also 24, @FILE); writes SPLIT.PART folders.',
 )
 _PARTITION_SEED = flags.DEFINE_integer(
@@ -137,7 +137,7 @@ class Corpus:
     holds_split: Whether a folder (str) holds a split (str).
     default_splits: Converted where none are named.
     is_named: Whether an archive's file name (str) says that it holds a split.
-    default_partition: How a number of speakers is dealt where no partition is
+    default_partition: How a number of speakers is divided where no partition is
       given; None: not at all. A split named '' gives its parts their own names.
     convert_transcripts: Puts the transcripts of all parts into one alphabet;
       returns its characters, which corpus.gin sets for training, and the
@@ -200,7 +200,7 @@ def convert(
 
   Raises:
     ValueError: If a source, the partition or (strict) an utterance is not as it
-      should be. Every split is listed and dealt before anything is written.
+      should be. Every split is listed and divided before anything is written.
       If a split has nothing left to write; the others are written.
   """
   if is_iid and attributes:
@@ -274,9 +274,9 @@ def _parts_of_split(
     seed: int,
     is_iid: bool,
 ) -> dict[str, _Part]:
-  """Deals the speakers of a split to its parts, by folder name."""
+  """Divides the speakers of a split among its parts, by folder name."""
   parts = {}
-  for part, chosen in _deal(listing, partition, seed=seed):
+  for part, chosen in _divide(listing, partition, seed=seed):
     name, origin = split, {'corpus': corpus, 'split': split}
     if part:
       name = f'{split}.{part}' if split else part
@@ -481,7 +481,7 @@ def _keep(
   return {name: attributes[name] for name in names}
 
 
-def _deal(
+def _divide(
     listing: utterances_lib.Listing,
     partition: str,
     *,

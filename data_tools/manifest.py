@@ -14,7 +14,7 @@
                         segments), or as Hugging Face's `datasets` saves it
 
 each also compressed (.gz). Paths of audio are relative to the manifest, or to
---source_dir. Without NAME=FILE the speakers are dealt: a tenth, at least one,
+--source_dir. Without NAME=FILE the speakers are divided: a tenth, at least one,
 to dev, as many to test, the rest to train. corpus.gin, next to the shards, sets
 their folders and alphabet for a training run.
 """
@@ -697,7 +697,7 @@ def _arrow_rows(folder: str) -> Iterator[Row]:
 
 
 def _default_partition(num_speakers: int) -> str:
-  """Deals a tenth of the speakers, at least one, to dev and to test each.
+  """Gives a tenth of the speakers, at least one, to dev and to test each.
 
   Raises:
     ValueError: They are too few for three parts.
@@ -705,7 +705,7 @@ def _default_partition(num_speakers: int) -> str:
   if num_speakers < 3:
     raise ValueError(
         f'found {num_speakers} speaker{"s"[:num_speakers - 1]}, and three are'
-        ' needed to deal them into train, dev and test; name the splits, as'
+        ' needed to divide them into train, dev and test; name the splits, as'
         ' --manifest=train=a.tsv,dev=b.tsv.'
     )
   # At least one speaker to evaluate on.

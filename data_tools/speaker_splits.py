@@ -8,8 +8,8 @@ A specification is a list such as `public=24,private=rest,dev=4,test=10`:
 - `@FILE`: the speakers named in a file, one a line.
 
 Parts by name go first. The other speakers are put in the order of
-SHA-256(seed, speaker) and dealt from left to right, so the outcome depends on
-the seed and the set of speakers, not on the machine or the order they were
+SHA-256(seed, speaker) and assigned from left to right, so the outcome depends
+on the seed and the set of speakers, not on the machine or the order they were
 found in. Without `rest`, speakers may be left over and are in no part.
 
 `repartition` gives each utterance to a random speaker instead: the IID ablation
@@ -32,12 +32,12 @@ _SIZE = re.compile(r'\d+|(?:100|\d?\d(?:\.\d+)?)%|@.+|rest')
 def partition(
     speakers: Iterable[str], *, spec: str, seed: int
 ) -> dict[str, list[str]]:
-  """Deals speakers into parts.
+  """Divides speakers into parts.
 
   Args:
     speakers: Their ids.
     spec: Specification of the splits, as in the module's docstring.
-    seed: Seed of the order that speakers are dealt in.
+    seed: Seed of the order in which speakers are assigned.
 
   Returns:
     Part names, in the order of `spec`, to sorted lists of speakers, disjoint
@@ -102,18 +102,18 @@ def repartition(
   """
   utterances = list(utterances)
   speakers = sorted({u.client_id for u in utterances})
-  dealt = []
+  assigned = []
   for utterance in utterances:
     name = f'{utterance.client_id}/{utterance.utterance_id}'
     digest = hashlib.sha256(f'{seed}:{name}'.encode()).digest()
     # 128 bits, so that the remainder is uniform.
     number = int.from_bytes(digest[:16], 'big') % len(speakers)
-    dealt.append(
+    assigned.append(
         dataclasses.replace(
             utterance, client_id=speakers[number], utterance_id=name
         )
     )
-  return dealt
+  return assigned
 
 
 def _speakers(count: int) -> str:

@@ -278,11 +278,11 @@ _CLIPPING = design.Group(
     title='Clipping by layer, by noise',
     question=(
         'The paper: with one norm over all layers, noise of .05 and .16 costs '
-        'much of the gain; with clips by layer, far less. [mechanism.md]'
-        '(mechanism.md) predicts, for these models: a little better at .05 '
-        'and .16, worse at .63 and 2.5, and `uniform` far behind. Here: runs '
-        'which differ in cohorts and noise, five each at .16 and .63, else '
-        'three.'
+        'much of the gain; with clips by layer, far less. '
+        '[layer_clipping.md](layer_clipping.md) predicts, for these models: a '
+        'little better at .05 and .16, worse at .63 and 2.5, and `uniform` far '
+        'behind. Here: runs which differ in cohorts and noise, five each at '
+        '.16 and .63, else three.'
     ),
     rows=(
         _SEED_ROW,
@@ -345,8 +345,8 @@ _DEPTH = design.Group(
     title='Clipping by layer in a deeper model',
     question=(
         'Three times as many blocks (12, 1.66 million parameters), where '
-        '[mechanism.md](mechanism.md) sees more of clipping by layer at small '
-        'noise.'
+        '[layer_clipping.md](layer_clipping.md) sees more of clipping by layer '
+        'at small noise.'
     ),
     rows=(
         design.Row('seed', _DEEP, seeds=(None,), series=None),

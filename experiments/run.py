@@ -4,12 +4,13 @@ Makes the shards, trains the runs that the groups lack, several at a time,
 decodes the test speakers and writes the report. Finished work is kept, so it
 can be stopped and started again; a run that was stopped continues.
 
-  an4         with and without privacy on recorded voices, of AN4
-  population  the federated paper's findings at real epsilons and equal noise,
-              on generated speech
-  mechanism   what clipping and noise leave of the server's step, with the
-              population's speech and models; its groups are states of models
-  pretraining private pre-training in miniature; its groups are rows
+  an4             with and without privacy on recorded voices, of AN4
+  population      the federated paper's findings at real epsilons and equal
+                  noise, on generated speech
+  layer_clipping  what clipping and noise leave of the server's step, with the
+                  population's speech and models; its groups are states of
+                  models
+  pretraining     private pre-training in miniature; its groups are rows
 
 Example:
   python -m experiments.run --suite=an4 --source=AN4_FOLDER
@@ -29,7 +30,7 @@ from absl import flags
 
 from experiments import an4
 from experiments import jobs
-from experiments import mechanism
+from experiments import layer_clipping
 from experiments import population
 from experiments import pretraining
 from experiments import report as report_lib
@@ -37,9 +38,12 @@ from tff_asr import checks
 
 _SUITES = {suite.name: suite for suite in (an4.SUITE, population.SUITE)}
 
-_MECHANISM = 'mechanism'
+_LAYER_CLIPPING = 'layer_clipping'
 _SUITE = flags.DEFINE_enum(
-    'suite', 'an4', [*_SUITES, _MECHANISM, pretraining.NAME], 'What to run.'
+    'suite',
+    'an4',
+    [*_SUITES, _LAYER_CLIPPING, pretraining.NAME],
+    'What to run.',
 )
 _SOURCE = flags.DEFINE_string(
     'source',
@@ -162,19 +166,19 @@ def main(_) -> None:
         report_path=_REPORT.value or pretraining.REPORT,
     )
     return
-  is_mechanism = _SUITE.value == _MECHANISM
+  is_layer_clipping = _SUITE.value == _LAYER_CLIPPING
   # It has the corpus and the models of the population.
-  suite = population.SUITE if is_mechanism else _SUITES[_SUITE.value]
+  suite = population.SUITE if is_layer_clipping else _SUITES[_SUITE.value]
   folders = jobs.Folders(
       _DATA_DIR.value or os.path.join('data', suite.name),
       _RUNS_DIR.value or os.path.join('runs', suite.name),
       suite,
   )
-  if is_mechanism:
-    mechanism.run(
+  if is_layer_clipping:
+    layer_clipping.run(
         _GROUPS.value,
         folders=folders,
-        report=_REPORT.value or mechanism.REPORT,
+        report=_REPORT.value or layer_clipping.REPORT,
         num_at_once=_NUM_AT_ONCE.value,
     )
     return

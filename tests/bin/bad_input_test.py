@@ -440,9 +440,13 @@ class BadInputTest(parameterized.TestCase):
           [('suite population takes no --source', 'an4')],
       ),
       (
-          'source_of_mechanism',
-          ['--suite=mechanism', '--source=ROOT/clients', '--num_at_once=2'],
-          ['suite mechanism takes no --source'],
+          'source_of_layer_clipping',
+          [
+              '--suite=layer_clipping',
+              '--source=ROOT/clients',
+              '--num_at_once=2',
+          ],
+          ['suite layer_clipping takes no --source'],
       ),
       (
           'pretraining',

@@ -14,10 +14,10 @@ class SpeakerSplitsTest(cases.TestCase):
 
   @parameterized.parameters(range(5))
   def test_parts_are_disjoint_and_rest_takes_all(self, seed):
-    deal = lambda speakers, seed: speaker_splits.partition(
+    split = lambda speakers, seed: speaker_splits.partition(
         speakers, spec='public=24, private=rest,dev=4,test=10%', seed=seed
     )
-    parts = deal(_SPEAKERS, seed)
+    parts = split(_SPEAKERS, seed)
     self.assertEqual(
         [(name, len(part)) for name, part in parts.items()],
         [('public', 24), ('private', 8), ('dev', 4), ('test', 4)],
@@ -25,8 +25,8 @@ class SpeakerSplitsTest(cases.TestCase):
     self.assertCountEqual(sum(parts.values(), []), _SPEAKERS)
     for part in parts.values():
       self.assertEqual(part, sorted(part))
-    self.assertEqual(parts, deal(_SPEAKERS[::-1], seed))
-    self.assertNotEqual(parts, deal(_SPEAKERS, seed + 1))
+    self.assertEqual(parts, split(_SPEAKERS[::-1], seed))
+    self.assertNotEqual(parts, split(_SPEAKERS, seed + 1))
 
   def test_the_split_is_the_same_on_every_machine(self):
     # SHA-256 of '0:f', '0:d', '0:a', '0:c', '0:b', '0:e' begins with 49, 7d,
@@ -91,8 +91,8 @@ class SpeakerSplitsTest(cases.TestCase):
     listed = [
         utterances.Utterance(f's{i % 7}', f'u{i}', 'a', 'x') for i in range(700)
     ]
-    dealt = speaker_splits.repartition(listed, seed=1)
-    names = {u.utterance_id: u.client_id for u in dealt}
+    assigned = speaker_splits.repartition(listed, seed=1)
+    names = {u.utterance_id: u.client_id for u in assigned}
     self.assertCountEqual(
         names, [f'{u.client_id}/{u.utterance_id}' for u in listed]
     )

@@ -132,7 +132,7 @@ class LoadTest(absltest.TestCase):
       return 2 * total
 
     finish = graph.Program(
-        (graph.from_computation(double),), given_up=(True,)
+        (graph.from_computation(double),), donated=(True,)
     ).load()
     (result,) = finish(variable)
     self.assertEqual(result.numpy().tolist(), [42, 84])
@@ -149,7 +149,7 @@ class LoadTest(absltest.TestCase):
         return [2 * total for total in totals]
 
       function = graph.Program(
-          (graph.from_computation(double),), given_up=(True,) * num_tensors
+          (graph.from_computation(double),), donated=(True,) * num_tensors
       ).load()
       nodes = function._function.graph.as_graph_def().node
       return sum(len(node.input) for node in nodes)

@@ -399,7 +399,7 @@ def _watch():
 
   def note(execution, position, device):
     begin(execution, position, device)
-    begun = dict(execution.begun)
+    begun = dict(execution.in_progress)
     at_work.append({each: place for each, (_, place) in begun.items()})
 
   with mock.patch.object(client_round.ClientRound, 'begin', note):

@@ -553,16 +553,16 @@ class LossTest(absltest.TestCase):
 
 
 class _FakeRunner:
-  """A runner of one room, in which fake actors follow each other."""
+  """A runner of one slot, in which fake actors follow each other."""
 
   def __init__(self, num_actors):
     self.all = [mock.Mock(devices=['CPU:0']) for _ in range(num_actors)]
-    self.actors = {'room': self.all[0]}
+    self.actors = {'slot': self.all[0]}
     successors = iter(self.all[1:])
 
-    def replace(room, lost, error):
+    def replace(slot, lost, error):
       del lost, error
-      self.actors[room] = next(successors)
+      self.actors[slot] = next(successors)
 
     self.replace = mock.Mock(side_effect=replace)
 
@@ -591,13 +591,13 @@ def _serve(runner, *, num_clients=1, get_client=lambda _: [], **options):
   with mock.patch.object(tasks, 'complete', complete_and_stop):
     ray_runner._RayRound(
         runner, this_round, None, num_threads=1, server_device=''
-    ).serve('room', 0)
+    ).serve('slot', 0)
   return this_round
 
 
 @_needs_ray
-class GivenUpTest(parameterized.TestCase):
-  """Workers that are given up; Ray itself is replaced by fakes."""
+class LostWorkerTest(parameterized.TestCase):
+  """Workers that count as lost; Ray itself is replaced by fakes."""
 
   def setUp(self):
     super().setUp()
@@ -745,7 +745,7 @@ class KindTest(absltest.TestCase):
     self.assertEqual(self._count_gpus(runner), [('1', 0)])
     self._set(self._HEAD | self._GPUS)
     for _ in range(2):
-      runner._fill_rooms()
+      runner._fill_slots()
       self.assertEqual(self._count_gpus(runner), [('1', 0), ('2', 0)])
 
   def test_a_context_started_on_gpus_waits_for_them(self):
@@ -757,10 +757,10 @@ class KindTest(absltest.TestCase):
     # A replacement that has no machine to start on.
     lost.devices = None
     self._set(self._HEAD)
-    runner._fill_rooms()
+    runner._fill_slots()
     self.assertEqual(runner.actors, actors)
     self._set(self._HEAD | self._OTHERS)
-    runner._fill_rooms()
+    runner._fill_slots()
     self.assertEqual(self._count_gpus(runner), [('2', 1), ('3', 1)])
     lost.end.assert_called_once_with()
 

@@ -256,7 +256,7 @@ class ComposeTest(parameterized.TestCase):
           at_order(order, 8.0) - of_delta, expected
       )
 
-  def test_each_mechanism_is_a_separate_group(self):
+  def test_each_sequence_is_a_separate_group(self):
     # Twice the same is two Gaussians, not one of twice the rounds.
     alone = _event('min_sep', 3, 12, 4.0, 6).event
     group = _group('min_sep', 3, 12, 4.0, 6)
@@ -294,7 +294,7 @@ class ComposeTest(parameterized.TestCase):
     ):
       accounting.compose(rounds)
 
-  def test_a_mechanism_costs_one_gaussian_by_its_sensitivity(self):
+  def test_a_sequence_costs_one_gaussian_by_its_sensitivity(self):
     # 12 clients, 3 a round: in 6 rounds one takes part in rounds 0 and 4.
     column = _BLT.coefficients(6)
     column[4:] += _BLT.coefficients(2)

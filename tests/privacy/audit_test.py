@@ -60,7 +60,7 @@ class GaussianEpsilonTest(parameterized.TestCase):
 
   def test_an_estimate_s_interval_is_that_of_the_mean(self):
     # Mean 1, deviation 1 / sqrt(.9) of ten: the margin is 1.96 / 3.
-    found = audit.estimate(np.array([0.0, 2.0] * 5), delta=_DELTA)
+    found = audit.estimate_epsilon(np.array([0.0, 2.0] * 5), delta=_DELTA)
     self.assertEqual(found.mean, 1)
     for epsilon, shift in (
         (found.epsilon, 1.0),
@@ -71,7 +71,8 @@ class GaussianEpsilonTest(parameterized.TestCase):
           epsilon, audit.gaussian_epsilon(shift, delta=_DELTA)
       )
     # An interval that has 0 in it begins there.
-    self.assertEqual(audit.estimate(np.arange(-4.0, 5), delta=_DELTA).low, 0)
+    found = audit.estimate_epsilon(np.arange(-4.0, 5), delta=_DELTA)
+    self.assertEqual(found.low, 0)
 
 
 class ScoresTest(absltest.TestCase):
@@ -271,7 +272,7 @@ class BareGaussianTest(absltest.TestCase):
     def estimate(noise: float, clip: float) -> audit.Estimate:
       drawn = noise * generator.standard_normal(40_000, np.float32)
       scores, _ = _scores([clip * total + drawn], [canaries], norms=(1.0,))
-      return audit.estimate(scores, delta=_DELTA)
+      return audit.estimate_epsilon(scores, delta=_DELTA)
 
     estimates = [estimate(noise, 1.0) for _ in range(4)]
     mean = np.mean([one.epsilon for one in estimates])

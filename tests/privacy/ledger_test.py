@@ -443,7 +443,7 @@ class ChargesTest(_LedgerTestCase):
       ([0, 0], [1, 1]),
       ([0, 1, 3], [2, 4]),
   )
-  def test_correlated_rounds_cost_by_mechanisms(self, round_nums, expected):
+  def test_correlated_rounds_cost_by_sequence(self, round_nums, expected):
     kind = dict(sampling=_SEPARATED, strategy=_BLT)
     charges = ledger.Charges()
     planned = charges.after(round_nums, _round(**kind).cost)
@@ -482,7 +482,7 @@ class ChargesTest(_LedgerTestCase):
     with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
       _round(2**14, sampling=_SEPARATED, strategy=_BLT)
 
-  def test_a_mechanism_ends_where_other_rounds_come_between(self):
+  def test_a_sequence_ends_where_other_rounds_come_between(self):
     others = (
         dict(sampling=_SEPARATED, strategy=strategies.Toeplitz(
             output_scale=(2**29,), buf_decay=(2**28,)

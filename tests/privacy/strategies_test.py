@@ -106,7 +106,7 @@ class BltTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'a strategy has'):
       strategies.Toeplitz(**values)
 
-  def test_a_mechanism_does_not_outlast_what_is_charged(self):
+  def test_a_sequence_does_not_outlast_what_is_charged(self):
     with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
       _HALF.sensitivity(2**14 + 1, min_sep=5)
 

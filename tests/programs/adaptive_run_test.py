@@ -120,8 +120,8 @@ class AdaptiveRunTest(cases.TestCase):
       self.assertLess(rounds.noise_multiplier, _NOISE)
     else:
       self.assertEqual(rounds.noise_multiplier, _NOISE)
-    # Without its secrets a run resumes: where noise is correlated, as another
-    # mechanism, from empty buffers.
+    # Without its secrets a run resumes: where noise is correlated, in another
+    # sequence of rounds, from empty buffers.
     charged = ledger_lib.read(os.path.join(lost, run_dir.LEDGER)).rounds
     self.assertEqual(
         [group.count for group in charged], [2, 2] if is_correlated else [4]

@@ -348,7 +348,7 @@ class CentralTest(cases.TestCase):
     )
 
   def test_each_loader_has_every_nth_utterance_and_packs_its_own_chunks(self):
-    # Of ann-0 ann-1 ann-2 bob-0 bob-1 bob-2 bob-3, dealt to 3 in turn.
+    # Of ann-0 ann-1 ann-2 bob-0 bob-1 bob-2 bob-3, given to 3 in turn.
     parts = (
         ['ann-0', 'bob-0', 'bob-3'], ['ann-1', 'bob-1'], ['ann-2', 'bob-2']
     )

@@ -37,7 +37,7 @@ _DELTA = 1e-5
 
 def _correlated_state(counter, buffers):
   """The state of a query with correlated noise."""
-  return queries.MechanismState(
+  return queries.QueryState(
       l2_norm_clip=np.float32(1),
       noise_multiplier=np.float32(_NOISE),
       noise_key=np.zeros([8], np.int32),
@@ -77,7 +77,7 @@ def _state(sampling=_POISSON, *, query_state=None, **values):
     )
   else:
     event = dp_accounting.GaussianDpEvent(_NOISE)
-  query_state = query_state or queries.MechanismState(
+  query_state = query_state or queries.QueryState(
       of['clip'], of['noise_multiplier'], np.zeros([8], np.int32),
       of['counter'], of['layer_clips'],
   )
@@ -233,7 +233,7 @@ class RoundTest(_TestCase):
             next_cohort_state=cohort_state,
         ))
 
-  def test_a_repeated_round_starts_another_mechanism(self):
+  def test_a_repeated_round_starts_another_sequence(self):
     # Otherwise two sums of a client's would share a coin, and a round's noise.
     def run(seen):
       async def step(state, cohort):
@@ -375,7 +375,7 @@ class PlanTest(_TestCase):
         inherited=inherited,
     )
     check(10.0)
-    with self.assertRaisesRegex(ValueError, 'with 3 rounds of INIT_FROM_RUN'):
+    with self.assertRaisesRegex(ValueError, r'with those of INIT_FROM_RUN \(3\)'):
       check(1e-3)
     # What was inherited stays as it was.
     self.assertEqual([group.count for group in inherited.rounds], [3])

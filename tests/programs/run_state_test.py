@@ -77,7 +77,7 @@ class _Process:
 
   def initialize(self):
     key = np.zeros([keys.NUM_WORDS], np.int32)
-    query_state = queries.MechanismState(
+    query_state = queries.QueryState(
         l2_norm_clip=np.float32(1),
         noise_multiplier=np.float32(4),
         noise_key=key,
@@ -361,7 +361,7 @@ class CrashTest(_TestCase):
 
 
 def _round_weights(
-    state: queries.MechanismState, *, num_buffers: int, num_rounds: int
+    state: queries.QueryState, *, num_buffers: int, num_rounds: int
 ) -> np.ndarray:
   """Weights of the rounds' noise in each buffer, [num_buffers, num_rounds]."""
   decays = np.array(state.buf_decay, float) / 2**strategies.FRACTION_BITS
@@ -525,7 +525,7 @@ class SecretsTest(_TestCase):
 
 class FieldsTest(parameterized.TestCase):
 
-  def test_each_field_of_a_mechanism_s_state_is_public_or_a_secret(self):
+  def test_each_field_of_a_query_s_state_is_public_or_a_secret(self):
     # `noise_key` belongs to one round and is zeroed after it. If a new field
     # holds a key or unreleased noise, `run_state` must move it to the secrets.
     public = {
@@ -533,7 +533,7 @@ class FieldsTest(parameterized.TestCase):
         'output_scale', 'buf_decay',
     }
     self.assertEqual(
-        {*queries.MechanismState._fields}, public | {'noise_key', 'buffers'}
+        {*queries.QueryState._fields}, public | {'noise_key', 'buffers'}
     )
 
 
@@ -740,7 +740,7 @@ class LostTest(_TestCase):
         [0, 1, 2, 3, 4],
     )
 
-  def test_lost_buffers_start_another_mechanism(self):
+  def test_lost_buffers_start_another_sequence(self):
     self.stop('run', 'min_sep')
     os.remove(self.path('run', run_dir.SECRETS))
     self.resume('run', 'min_sep')

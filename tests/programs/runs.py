@@ -80,7 +80,7 @@ def federated(
 def process_state(
     weights: weights_lib.Weights,
     *,
-    query_state: queries.MechanismState,
+    query_state: queries.QueryState,
     event: dp_accounting.DpEvent,
     distributor: Any = (),
     client_work: Any = (),

@@ -30,7 +30,7 @@ class State(NamedTuple):
     inner: State of an aggregator without a guarantee; () with one.
   """
 
-  query_state: queries.MechanismState
+  query_state: queries.QueryState
   dp_event: NamedTuple
   inner: clipping_lib.Nest = ()
 
@@ -79,7 +79,7 @@ def _without_guarantee(
     # No noise: the ledger charges an infinite epsilon.
     event = dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
     # The key is never drawn from; the counter counts rounds.
-    query_state = queries.MechanismState.initial(
+    query_state = queries.QueryState.initial(
         l2_norm_clip=float('inf'), noise_multiplier=0.0
     )
     return State(

@@ -209,7 +209,7 @@ def _build_process(
     cohort_size: float,
     client_work: Callable[..., tuple[Any, grid_clipper.ClippingStats]],
     aggregate: Callable[[tff.Value], tff.Value],
-    release: Callable[..., tuple[Any, queries.MechanismState, Any]],
+    release: Callable[..., tuple[Any, queries.QueryState, Any]],
 ) -> tff.templates.AggregationProcess:
   """Builds the process from what differs between the means.
 
@@ -280,7 +280,7 @@ def _build_process(
 
 
 def _state(
-    query_state: queries.MechanismState,
+    query_state: queries.QueryState,
     event: dp_accounting.DpEvent,
     *,
     like: Optional[aggregation.State] = None,
@@ -297,7 +297,7 @@ def _state(
 
 def _measurements(
     query: queries.PerLayerClipSumQuery | distributed.DistributedSumQuery,
-    query_state: queries.MechanismState,
+    query_state: queries.QueryState,
     *,
     cohort_size: float,
     stats: grid_clipper.ClippingStats,

@@ -77,7 +77,7 @@ class ClientRound:
     program: the computation.
     clients: a tuple of values for each client.
     broadcast: what `prepare` returned.
-    scheduler: deals the groups of clients.
+    scheduler: assigns the groups of clients to workers.
     ordered: the sum that depends on the order of the groups, or None.
     stop: set from outside to end the round between clients.
     max_failed: how many clients may fail.
@@ -86,7 +86,7 @@ class ClientRound:
     errors: a client's position to its error and where it happened.
     failure: an error outside any client's work.
     is_failed: whether clients' errors have ended the round.
-    begun: when and where each client now in work began, by position.
+    in_progress: when and where each client that now trains began, by position.
   """
 
   program: compiler.FederatedProgram
@@ -103,7 +103,9 @@ class ClientRound:
   )
   failure: Exception | None = None
   is_failed: bool = False
-  begun: dict[int, tuple[float, str]] = dataclasses.field(default_factory=dict)
+  in_progress: dict[int, tuple[float, str]] = dataclasses.field(
+      default_factory=dict
+  )
 
   @property
   def failures(self) -> dict[int, str]:
@@ -126,7 +128,7 @@ class ClientRound:
     self.scheduler.check_running()
     # Not wall-clock time, which may jump. Entries of a dict are set atomically,
     # so the watching thread needs no lock.
-    self.begun[position] = time.monotonic(), device
+    self.in_progress[position] = time.monotonic(), device
 
   def fail(
       self,
@@ -148,7 +150,7 @@ class ClientRound:
     Raises:
       scheduler.RoundStopped: the round has ended.
     """
-    self.begun.pop(position, None)
+    self.in_progress.pop(position, None)
     self.errors[position] = (error, device)
     if (
         is_repeated
@@ -162,7 +164,7 @@ class ClientRound:
 
   def end(self, position: int) -> None:
     """Records that a client is done, or left out."""
-    self.begun.pop(position, None)
+    self.in_progress.pop(position, None)
 
   def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
     """Adds a group's part of the sum that depends on the order."""
@@ -255,7 +257,7 @@ class ClientRound:
     while not ended.wait(min(_WATCH_SEC, _WATCH_SHARE * limit)):
       now = time.monotonic()
       # A copy, because other threads change the dict meanwhile.
-      for position, (begun_sec, device) in list(self.begun.items()):
+      for position, (begun_sec, device) in list(self.in_progress.items()):
         if now - begun_sec > limit:
           self.failure = ClientTimeoutError(
               f'The client at position {position} of {len(self.clients)} has '

@@ -125,7 +125,7 @@ class FederatedProgram:
     result: packs the result.
     prepare: `S -> C`.
     clients: what runs at clients.
-    finish: `<S, A> -> X`; large exact leaves of A are given up.
+    finish: `<S, A> -> X`; large exact leaves of A are donated (`graph`).
   """
 
   arguments: 'PlacedArguments'
@@ -312,7 +312,7 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
           num_kept=num_servers,
           # The first outputs are the state that passes through.
           first_output=num_servers,
-          given_up=in_place,
+          donated=in_place,
       ),
   )
 

@@ -7,7 +7,7 @@
 Computations without clients run on the server device as they are. In a
 synchronous context a call returns its result. In an asynchronous one it returns
 an awaitable: the event loop stays free, and cancelling the awaitable ends the
-round after the clients in work.
+round after the clients in progress.
 """
 
 import abc
@@ -261,8 +261,8 @@ class Runner(abc.ABC, Generic[_Clients]):
         clients=clients,
         broadcast=broadcast,
         scheduler=scheduler.Scheduler(
-            # Twice the threads: each may have a group in work and a result that
-            # waits for its turn.
+            # Twice the threads: each may have a group in progress and a result
+            # that waits for its turn.
             groups, max_ahead=2 * self.num_threads if is_large else None
         ),
         ordered=loaded.merge_ordered

@@ -149,7 +149,7 @@ class Program:
     in_place: for each kept argument, whether it is a variable to which the last
       graph's addend is added in place, so that there is one copy of a large
       sum. The last graph must only add to it. Empty: none.
-    given_up: for each argument of the first graph, whether it is a variable
+    donated: for each argument of the first graph, whether it is a variable
       that is emptied when it is read, so that a large value does not outlive
       its last use. Empty: none.
   """
@@ -158,7 +158,7 @@ class Program:
   num_kept: int = 0
   first_output: int = 0
   in_place: tuple[bool, ...] = ()
-  given_up: tuple[bool, ...] = ()
+  donated: tuple[bool, ...] = ()
 
   def load(self) -> 'LoadedProgram':
     """Imports the program into this process."""
@@ -187,7 +187,7 @@ class PartlyAddedError(RuntimeError):
 class LoadedProgram:
   """A program in this process: `loaded(*tensors)` returns a list of tensors.
 
-  Arguments that are given up are passed as variables (`make_variable`); those
+  Donated arguments are passed as variables (`make_variable`); those
   that are added to in place are passed and returned as such. Checks, reading
   and training come before the first addition, so that a call in which they fail
   has added nothing. If other arithmetic fails (a division of integers by zero),
@@ -252,7 +252,7 @@ def _import(program: Program) -> Callable[..., Sequence[tf.Tensor]]:
   for index in itertools.compress(itertools.count(), program.in_place):
     signature[index] = handle
   for index in itertools.compress(
-      itertools.count(program.num_kept), program.given_up
+      itertools.count(program.num_kept), program.donated
   ):
     signature[index] = handle
   if any(program.in_place):
@@ -472,7 +472,7 @@ def _build_body(
     kept = arguments[: program.num_kept]
     tensors = list(arguments[program.num_kept :])
     done = []
-    for index in itertools.compress(itertools.count(), program.given_up):
+    for index in itertools.compress(itertools.count(), program.donated):
       spec = program.graphs[0].specs[index]
       tensors[index], emptied = _take(tensors[index], spec)
       done.append(emptied)

@@ -9,7 +9,7 @@ A federated round runs as
       sum_d = work(sum_d, client, broadcast)     large sums in place
     result = finish(server, the total of all sum_d)
 
-`compiler` makes the functions, `scheduler` deals the clients, and a
+`compiler` makes the functions, `scheduler` assigns the clients, and a
 `client_trainer.ClientTrainer` trains them: each Python thread trains one client
 at a time. The first device is the server device. Values stay in this process.
 

@@ -124,7 +124,7 @@ def build_async_context(
   """Builds a context in which calling a computation returns an awaitable.
 
   Cancelling the awaitable ends the round at once; actors stop after the clients
-  in work. `tff.program.NativeFederatedContext` takes this context.
+  in progress. `tff.program.NativeFederatedContext` takes this context.
   See `build_sync_context`.
   """
   return context.AsyncContext(_build_runner(settings))

@@ -68,7 +68,7 @@ def _put(value: Any) -> ray.ObjectRef:
 
 
 # Calls of this concurrency group have their own thread in the actor, so they do
-# not wait for the clients in work.
+# not wait for the clients that train.
 _CONTROL = 'control'
 
 
@@ -84,8 +84,9 @@ class _ActorOptions(TypedDict, total=False):
   scheduling_strategy: str | _NodeAffinity
 
 
-# A number if `num_workers` is set, else a node's id and a number on it.
-_Room = int | tuple[str, int]
+# Where the cluster can run one actor: a number if `num_workers` is set, else a
+# node's id and a number on it.
+_Slot = int | tuple[str, int]
 
 
 class Actor:
@@ -178,7 +179,7 @@ class RayRunner(context.Runner[_RayPrograms]):
   """Runs clients on Ray actors, and the server's part in this process.
 
   Attributes:
-    actors: those that run or are being started, by room (`_find_rooms`).
+    actors: those that run or are being started, by slot (`_find_slots`).
   """
 
   def __init__(self, settings: ray_cluster.Settings):
@@ -203,29 +204,29 @@ class RayRunner(context.Runner[_RayPrograms]):
     self._computations = itertools.count()
     self._rounds = itertools.count()
     super().__init__(settings, server_device=devices.logical_devices(None)[0])
-    self._fill_rooms()
+    self._fill_slots()
     _wait_for_all(list(self.actors.values()))
 
   @property
   def num_threads(self) -> int:
     return sum(actor.num_threads for actor in self.actors.values())
 
-  def replace(self, room: _Room, lost: Actor, error: Exception) -> None:
+  def replace(self, slot: _Slot, lost: Actor, error: Exception) -> None:
     """Launches an actor in place of a lost one, unless another thread has."""
     with self._lock:
-      if self.actors[room] is lost:
+      if self.actors[slot] is lost:
         logging.warning(
             'Lost a Ray worker: %s (%s).', lost.node, _last_line(error)
         )
         lost.end()
         # With the same options, elsewhere if need be.
-        self.actors[room] = Actor(lost.options, self._worker_settings)
+        self.actors[slot] = Actor(lost.options, self._worker_settings)
 
-  def _fill_rooms(self) -> None:
-    """Starts actors where the cluster has room that it did not have before.
+  def _fill_slots(self) -> None:
+    """Starts actors in slots that the cluster did not have before.
 
     Actors of lost machines are dropped, unless their replacements have started
-    elsewhere. If no room is left, all stay: the round waits for replacements,
+    elsewhere. If no slot is left, all stay: the round waits for replacements,
     and ends if there are none.
 
     Raises:
@@ -233,17 +234,17 @@ class RayRunner(context.Runner[_RayPrograms]):
     """
     nodes = _find_nodes()
     try:
-      rooms = _find_rooms(self.settings, nodes, on_gpus=self._on_gpus)
+      slots = _find_slots(self.settings, nodes, on_gpus=self._on_gpus)
     except ValueError:
       if not self.actors:
         raise
       return
-    for room, options in rooms.items():
-      if room not in self.actors:
-        self.actors[room] = Actor(options, self._worker_settings)
-    for room in self.actors.keys() - rooms.keys():
-      if self.actors[room].devices is None:
-        self.actors.pop(room).end()
+    for slot, options in slots.items():
+      if slot not in self.actors:
+        self.actors[slot] = Actor(options, self._worker_settings)
+    for slot in self.actors.keys() - slots.keys():
+      if self.actors[slot].devices is None:
+        self.actors.pop(slot).end()
 
   def load_clients(self, programs: compiler.ClientPrograms) -> _RayPrograms:
     return _RayPrograms(next(self._computations), _put(programs))
@@ -253,7 +254,7 @@ class RayRunner(context.Runner[_RayPrograms]):
   ) -> list[tf.Tensor]:
     if self.settings.num_workers is None:
       # Machines come and go. New actors take part once they have started.
-      self._fill_rooms()
+      self._fill_slots()
     # Put once: Ray sends it to each machine once, whatever the number of
     # actors.
     broadcast = ray_worker.pack(this_round.broadcast)
@@ -266,8 +267,8 @@ class RayRunner(context.Runner[_RayPrograms]):
         leaves_out=this_round.max_failed > 0,
     )
     served = [
-        (room, thread)
-        for room, actor in self.actors.items()
+        (slot, thread)
+        for slot, actor in self.actors.items()
         for thread in range(actor.num_threads)
     ]
     ray_round = _RayRound(
@@ -278,7 +279,7 @@ class RayRunner(context.Runner[_RayPrograms]):
         server_device=self._server_device,
     )
     try:
-      # No time limit here: `serve` gives up a hung worker and replaces it.
+      # No time limit here: `serve` replaces a hung worker.
       return this_round.run(
           [functools.partial(ray_round.serve, *each) for each in served],
           ray_round.get_sum,
@@ -293,12 +294,13 @@ class _RayRound:
 
   - What is lost with an actor goes back to the scheduler (`Scheduler.fail`):
     its tasks, and the groups in its running sum. An actor that was dead before
-    the task was dealt does not count against the task.
+    it got the task does not count against the task.
   - An actor that cannot use its object store counts as lost.
-  - The lost actor is replaced. Its threads leave the round if the replacement
-    does not start in time, is lost while it starts, or lacks something.
-  - The round ends with `WorkerLostError` when the last thread leaves before the
-    work is done, or when one task has lost too many actors.
+  - The lost actor is replaced. The threads that serve it return if the
+    replacement does not start in time, is lost while it starts, or lacks
+    something.
+  - The round ends with `WorkerLostError` when the last thread returns before
+    the work is done, or when one task has lost too many actors.
   - A client's error is recorded (`ClientRound.fail`) and loses no actor.
   """
 
@@ -315,13 +317,13 @@ class _RayRound:
     self._round = this_round
     self._tasks = this_round.scheduler
     self._key = key
-    self._num_left = num_threads
+    self._num_serving = num_threads
     self._server_device = server_device
     self._lock = threading.Lock()
 
-  def serve(self, room: _Room, thread: int) -> None:
-    """Serves one thread of a room's actor: one task after another."""
-    while (actor := self._wait_for_actor(room)) is not None:
+  def serve(self, slot: _Slot, thread: int) -> None:
+    """Serves one thread of a slot's actor: one task after another."""
+    while (actor := self._wait_for_actor(slot)) is not None:
       task = self._tasks.acquire(actor)
       if task is None:
         return
@@ -334,11 +336,11 @@ class _RayRound:
         self._run(actor, thread, task)
       # Also a report that was lost with the store of the actor's machine.
       except (ray.exceptions.RayError, OSError) as error:
-        self._runner.replace(room, actor, error)
+        self._runner.replace(slot, actor, error)
         # A full store counts: each replacement may find it full.
         counts = has_answered or not isinstance(error, _LOSSES)
         self._tasks.fail(actor, task, counts=counts)
-    self._leave()
+    self._end_service()
 
   def get_sum(self) -> list[tf.Tensor]:
     """Waits for the workers' sums; returns their total on the server device.
@@ -373,27 +375,27 @@ class _RayRound:
       ]
     return ray_sums.add(map(self._wait, references))
 
-  def _wait_for_actor(self, room: _Room) -> Actor | None:
-    """Returns the room's actor once it has started; None if it does not."""
-    actor = self._runner.actors[room]
+  def _wait_for_actor(self, slot: _Slot) -> Actor | None:
+    """Returns the slot's actor once it has started; None if it does not."""
+    actor = self._runner.actors[slot]
     try:
       has_started = actor.wait(
           lambda: self._tasks.is_over() or self._round.stop.is_set()
       )
       return actor if has_started else None
     except _LOSSES as error:
-      self._runner.replace(room, actor, error)
+      self._runner.replace(slot, actor, error)
     except ValueError as error:
       logging.warning('A lost Ray worker is not replaced: %s', error)
     return None
 
-  def _leave(self) -> None:
-    """Ends the round if the last thread leaves before the work is done."""
+  def _end_service(self) -> None:
+    """Ends the round if no thread is left and the work is not done."""
     with self._lock:
-      self._num_left -= 1
+      self._num_serving -= 1
       if self._round.stop.is_set():
         self._tasks.stop()
-      elif not self._num_left and not self._tasks.is_over():
+      elif not self._num_serving and not self._tasks.is_over():
         self._round.failure = scheduler.WorkerLostError(
             'All Ray workers were lost, and none could be started again; see '
             '`ray status`.'
@@ -470,7 +472,7 @@ class _RayRound:
       if timeout_sec and time.monotonic() - begun_sec > timeout_sec:
         logging.warning(
             'A Ray worker has taken more than %g s for a group of clients or a '
-            'ping (CLIENT_TIMEOUT_SEC for each client) and is given up.',
+            'ping (CLIENT_TIMEOUT_SEC for each client) and counts as lost.',
             timeout_sec,
         )
         raise ray.exceptions.WorkerCrashedError()
@@ -520,13 +522,13 @@ def _have_gpus(nodes: dict[str, dict[str, float]]) -> bool:
   return any(resources.get('GPU', 0) >= 1 for resources in nodes.values())
 
 
-def _find_rooms(
+def _find_slots(
     settings: ray_cluster.Settings,
     nodes: dict[str, dict[str, float]],
     *,
     on_gpus: bool,
-) -> dict[_Room, _ActorOptions]:
-  """Returns the options of the actor for each room that the cluster has.
+) -> dict[_Slot, _ActorOptions]:
+  """Returns the options of the actor for each slot that the cluster has.
 
   Args:
     settings: of the context.

@@ -177,7 +177,7 @@ class RayWorker:
     ray.get(ray.put(bytes(_PING_BYTES)))
 
   def end_round(self, number: int) -> None:
-    """Ends the round after the clients now in work, and frees its values."""
+    """Ends the round after the clients in progress, and frees its values."""
     with self._lock:
       self._ended.append(number)
       self._rounds.pop(number, None)
@@ -219,7 +219,7 @@ class RayWorker:
   def _begin_round(
       self, key: RoundInputs
   ) -> tuple[client_trainer.ClientTrainer, dict[int, list[tf.Tensor]]]:
-    """The round's trainer, and the values of clients in work.
+    """The round's trainer, and the values of clients in progress.
 
     Raises:
       scheduler.RoundStopped: the round has ended.

@@ -12,7 +12,7 @@ begins an empty one. `wait_for_sums` returns the flushed sums when they contain
 all groups.
 
 Every client is in the flushed sums exactly once. A running sum is lost with its
-worker, and all groups in it are dealt again; a flushed sum that is lost is
+worker, and all groups in it are assigned again; a flushed sum that is lost is
 reported to `fail_sum`, with the same effect. A group has the same result on
 every worker, and sums of integers are exact, so losses change no bit.
 """
@@ -37,7 +37,7 @@ class ClientGroup(NamedTuple):
   """Clients that one worker trains one after another.
 
   Attributes:
-    number: position in the order of dealing, from 0.
+    number: position in the order of assignment, from 0.
     positions: the clients' positions in the cohort, in order of training.
   """
 
@@ -120,7 +120,7 @@ def group_clients(
 
 
 class Scheduler(Generic[Value]):
-  """Deals the tasks of one round. All methods are thread-safe.
+  """Assigns the tasks of one round. All methods are thread-safe.
 
   A worker is any hashable name. A lost worker's name is not used again.
   """
@@ -128,20 +128,21 @@ class Scheduler(Generic[Value]):
   def __init__(
       self, groups: Sequence[ClientGroup], *, max_ahead: int | None = None
   ):
-    """Deals `groups` in their order.
+    """Assigns `groups` in their order.
 
     Args:
       groups: numbered from 0; at least one.
-      max_ahead: how far dealing may be ahead of the first incomplete group.
-        Results that wait for those before them take memory. None: no limit.
+      max_ahead: how many groups may be assigned from the first incomplete one
+        on. Results that wait for those before them take memory. None: no
+        limit.
     """
     self._groups = groups
     self._max_ahead = max_ahead
-    self._num_dealt = 0
-    self._again = []  # Heap of numbers of groups to be dealt again.
+    self._num_assigned = 0
+    self._lost_groups = []  # Heap of numbers of groups to be assigned again.
     self._completed = set()  # Groups that were completed at least once.
     self._first_incomplete = 0
-    self._tasks = collections.defaultdict(list)  # In work, by worker.
+    self._tasks = collections.defaultdict(list)  # In progress, by worker.
     self._running = collections.defaultdict(set)  # Groups in a worker's sum.
     self._sums = []
     self._lost = set()  # Workers.
@@ -170,14 +171,14 @@ class Scheduler(Generic[Value]):
     if any(isinstance(task, FlushSum) for task in own):
       return None  # The next group belongs to the next running sum.
     # Lost groups come first, by number: ordered sums may wait for them.
-    if self._again:
-      return self._groups[heapq.heappop(self._again)]
-    if self._num_dealt < len(self._groups):
+    if self._lost_groups:
+      return self._groups[heapq.heappop(self._lost_groups)]
+    if self._num_assigned < len(self._groups):
       limit = self._first_incomplete + (self._max_ahead or len(self._groups))
-      if self._num_dealt >= limit:
+      if self._num_assigned >= limit:
         return None
-      self._num_dealt += 1
-      return self._groups[self._num_dealt - 1]
+      self._num_assigned += 1
+      return self._groups[self._num_assigned - 1]
     # The last thread to complete a group flushes the sum of all threads.
     if self._running[worker] and not own:
       return FlushSum(frozenset(self._running[worker]))
@@ -205,23 +206,23 @@ class Scheduler(Generic[Value]):
         while self._first_incomplete in self._completed:
           self._first_incomplete += 1
         if worker in self._lost:  # Another thread has reported it.
-          self._deal_again([task.number])
+          self._requeue([task.number])
         else:
           self._running[worker].add(task.number)
         if self._max_ahead:  # Others may wait for the first incomplete group.
           self._has_task.notify_all()
-      # The sum of a lost worker does not count: its groups are dealt again.
+      # The sum of a lost worker does not count: its groups run again.
       elif worker not in self._lost:
         del self._running[worker]
         self._sums.append(FlushedSum(value, task.groups))
         self._has_sum.notify_all()
-        if self._again:  # Its other threads may train again.
+        if self._lost_groups:  # Its other threads may train again.
           self._has_task.notify_all()
 
   def fail(
       self, worker: Hashable, task: Task, *, counts: bool = True
   ) -> None:
-    """Reports that a worker is lost; deals its task and its sum again.
+    """Reports that a worker is lost; its task and its sum run again.
 
     Each of the worker's threads calls this for its own task.
 
@@ -240,12 +241,12 @@ class Scheduler(Generic[Value]):
         self._count_loss(numbers)
       if worker not in self._lost:  # The first of its threads to report it.
         self._lost.add(worker)
-        self._deal_again(self._running.pop(worker, ()))
+        self._requeue(self._running.pop(worker, ()))
       if isinstance(task, ClientGroup):
-        self._deal_again(numbers)
+        self._requeue(numbers)
 
   def fail_sum(self, lost: FlushedSum[Value]) -> None:
-    """Reports that a flushed sum is lost; deals its groups again.
+    """Reports that a flushed sum is lost; its groups run again.
 
     Args:
       lost: one of `wait_for_sums`.
@@ -256,7 +257,7 @@ class Scheduler(Generic[Value]):
     with self._lock:
       self._sums = [each for each in self._sums if each is not lost]
       self._count_loss(lost.groups)
-      self._deal_again(lost.groups)
+      self._requeue(lost.groups)
 
   def wait_for_sums(self) -> list[FlushedSum[Value]]:
     """Waits until all groups are in flushed sums; returns these.
@@ -290,16 +291,17 @@ class Scheduler(Generic[Value]):
       return self._is_over
 
   def _remove(self, worker: Hashable, task: Task) -> None:
-    """Removes a task from those in work."""
-    # By identity: lost groups are dealt again while others hold them.
+    """Removes a task from those in progress."""
+    # By identity: a lost group may be in progress on two workers at once.
     self._tasks[worker] = [
         each for each in self._tasks[worker] if each is not task
     ]
 
-  def _deal_again(self, numbers: Iterable[int]) -> None:
+  def _requeue(self, numbers: Iterable[int]) -> None:
+    """Queues groups to be assigned once more."""
     for number in numbers:
       # A heap: the smallest number comes first, as ordered sums wait for it.
-      heapq.heappush(self._again, number)
+      heapq.heappush(self._lost_groups, number)
     self._has_task.notify_all()
 
   def _count_loss(self, numbers: Iterable[int]) -> None:

@@ -11,8 +11,8 @@ Several devices share a step (`data_parallel`). They divide its only batch:
 
 for n utterances in the whole batch. Up to rounding, this is the gradient of the
 batch's mean loss. Each part has its own random draws (dropout, layer drop,
-shifts), from the batch's seed and the part's number. Several batches are dealt
-to the devices in turn, each with its own seed.
+shifts), from the batch's seed and the part's number. Several batches go to the
+devices in turn, each with its own seed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -162,7 +162,7 @@ class CentralStep:
   def _parts(
       self, batches: Sequence[pipeline_lib.Batch]
   ) -> Iterator[tuple[pipeline_lib.Batch, tf.Tensor]]:
-    """What is dealt to the devices, each with the divisor of its loss."""
+    """Yields each part for the devices, with the divisor of its loss."""
     counts = [tf.reduce_sum(batch['example_weights']) for batch in batches]
     # Divided by the whole batch's count, so that parts add up to its mean.
     if len(batches) == 1 and self._devices is not None:

@@ -1,7 +1,7 @@
 """Data parallelism: a sum over batches that several devices compute.
 
 Central steps and DP-SGD share it. Each device has a copy of the weights and a
-thread. Batches are dealt to the devices in turn, each device adds its own, and
+thread. Batches go to the devices in turn, each device adds its own, and
 the first one adds the devices' sums:
 
     >>> total = DataParallelSum(

@@ -195,8 +195,8 @@ class RoundGroup:
 
   sampler_epsilon bounds how much inexact noise adds to a round's epsilon
   (`queries.sampler_epsilon`). strategy is set for min_sep and cyclic cohorts
-  with correlated noise; their group holds all rounds of one mechanism, from the
-  first on. secure_sum is set if clients add the noise.
+  with correlated noise; their group holds all rounds of one sequence
+  (`ledger.Charges`), from the first on. secure_sum is set if clients add the noise.
   """
 
   sampling: Sampling
@@ -221,7 +221,7 @@ class RoundGroup:
 
   @property
   def sensitivity(self) -> float:
-    """s of a mechanism's rounds, in clips; of cyclic cohorts |c|."""
+    """s of all rounds together, in clips; of cyclic cohorts |c|."""
     separation = self.sampling.min_sep
     if self.strategy is None:
       # A client takes part in at most ceil(count / separation) rounds.
@@ -427,7 +427,7 @@ def _event_of(
   # Replacing one client moves the sum by up to two clips.
   sensitivity = 2.0 if relation is _REPLACE_ONE else 1.0  # in clips
   if sampling.min_sep is not None:
-    # All rounds of one mechanism are one event; of cyclic cohorts, there is one
+    # All rounds of a sequence are one event; of cyclic cohorts, there is one
     # for each of a client's turns.
     sensitivity = group.sensitivity
     count = -(-count // sampling.min_sep) if sampling.kind == 'cyclic' else 1

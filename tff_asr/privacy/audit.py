@@ -244,7 +244,7 @@ def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[CanaryGuesses]:
   return found
 
 
-def estimate(member_scores: np.ndarray, *, delta: float) -> Estimate:
+def estimate_epsilon(member_scores: np.ndarray, *, delta: float) -> Estimate:
   """Estimates epsilon from the scores of canaries that could join.
 
   Their mean m is taken for the shift of a Gaussian of deviation 1, and epsilon

@@ -89,7 +89,7 @@ class CorrelatedNoise:
       self,
       drawn: tf.Tensor,
       buffers: tf.Tensor,
-      global_state: queries.MechanismState,
+      global_state: queries.QueryState,
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a layer's noise and its next buffers; see the base class."""
     # Of the state and not of `strategy`: a resumed run keeps the strategy that
@@ -116,7 +116,7 @@ class CorrelatedNoise:
     return noise, tf.stack(buffers)
 
   def event(
-      self, global_state: queries.MechanismState
+      self, global_state: queries.QueryState
   ) -> strategies.CorrelatedGaussianDpEvent:
     return strategies.CorrelatedGaussianDpEvent(
         global_state.noise_multiplier,
@@ -135,7 +135,7 @@ def charged_noise_multiplier(
     event: Event of a round.
     num_elements: D, that get noise, or more.
   """
-  # For the most rounds that a mechanism may have, so that the charge does not
+  # For the most rounds that a sequence may have, so that the charge does not
   # depend on when a run ends.
   rounds = strategies.MAX_ROUNDS
   strategy = event.strategy

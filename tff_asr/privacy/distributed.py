@@ -306,15 +306,15 @@ class DistributedSumQuery:
   def layer_names(self) -> list[str]:
     return self._clipper.layer_names
 
-  def initial_global_state(self) -> queries.MechanismState:
+  def initial_global_state(self) -> queries.QueryState:
     """Returns the state before the first round, without a noise key."""
-    return queries.MechanismState.initial(
+    return queries.QueryState.initial(
         l2_norm_clip=self._l2_norm_clip,
         noise_multiplier=self._noise_multiplier,
     )
 
   def event(
-      self, global_state: queries.MechanismState
+      self, global_state: queries.QueryState
   ) -> DistributedGaussianDpEvent:
     """Returns the event of each round, whatever its state."""
     del global_state  # It may come from other settings.
@@ -328,7 +328,7 @@ class DistributedSumQuery:
     )
 
   def derive_sample_params(
-      self, global_state: queries.MechanismState
+      self, global_state: queries.QueryState
   ) -> SampleParams:
     """Returns what clients get of the state."""
     return SampleParams(
@@ -389,8 +389,8 @@ class DistributedSumQuery:
       total: tf.Tensor,
       *,
       num_clients: tf.Tensor,
-      global_state: queries.MechanismState,
-  ) -> tuple[clipping_lib.Nest, queries.MechanismState]:
+      global_state: queries.QueryState,
+  ) -> tuple[clipping_lib.Nest, queries.QueryState]:
     """Returns the noised sum of records, float64, and the next state.
 
     Args:
@@ -423,7 +423,7 @@ class DistributedSumQuery:
     return noised, global_state._replace(counter=global_state.counter + 1)
 
   def derive_metrics(
-      self, global_state: queries.MechanismState
+      self, global_state: queries.QueryState
   ) -> dict[str, tf.Tensor]:
     """Settings of the coming round; the noise is that of all n clients."""
     return collections.OrderedDict(

@@ -136,32 +136,32 @@ def round_identity(
 class Charges:
   """Adds up the cost of rounds, in the order in which they are charged.
 
-  Rounds with a minimum separation are charged as mechanisms, numbered from the
-  sampler's round 0. A mechanism continues while its rounds follow each other.
-  If they do not (a round repeated with another result, lost secrets, another
-  run), its rounds stay charged and a second mechanism is charged up to the
-  round's number. The second may share the noise of earlier rounds with the
-  first, so both are charged for these rounds.
+  Rounds with a minimum separation are charged in sequences, each as one event
+  and numbered from the sampler's round 0. A sequence continues while its rounds
+  follow each other. If they do not (a round repeated with another result, lost
+  secrets, another run), its rounds stay charged and a second sequence is
+  charged up to the round's number. The second may share the noise of earlier
+  rounds with the first, so both are charged for these rounds.
   """
 
   def __init__(self):
     # Number of rounds by cost, without a minimum separation.
     self._counts = collections.Counter()
-    # Cost and number of rounds of each mechanism; the last may continue.
-    self._mechanisms = []
+    # Cost and number of rounds of each sequence; the last may continue.
+    self._sequences = []
     self._is_open = False
 
   def add(self, cost: accounting.RoundGroup, *, round_num: int) -> None:
     """Adds one round of this cost; `round_num` as in `Round`."""
     if cost.sampling.min_sep is None:
       self._counts[cost] += 1
-      # The last mechanism's rounds no longer follow each other.
+      # The last sequence's rounds no longer follow each other.
       self._is_open = False
       return
-    # The mechanism has rounds 0 to round_num - 1, so this is its next one.
-    if self._is_open and self._mechanisms[-1] == (cost, round_num):
-      self._mechanisms.pop()
-    self._mechanisms.append((cost, round_num + 1))
+    # The sequence has rounds 0 to round_num - 1, so this is its next one.
+    if self._is_open and self._sequences[-1] == (cost, round_num):
+      self._sequences.pop()
+    self._sequences.append((cost, round_num + 1))
     self._is_open = True
 
   def after(
@@ -179,7 +179,7 @@ class Charges:
     """The charged rounds, for `accounting`; equal rounds are one group."""
     return [
         dataclasses.replace(cost, count=count)
-        for cost, count in (*self._counts.items(), *self._mechanisms)
+        for cost, count in (*self._counts.items(), *self._sequences)
     ]
 
 

@@ -41,7 +41,7 @@ _MAX_RECORDS = 2.0**33
 _MAX_STDDEVS = 64
 
 
-class MechanismState(NamedTuple):
+class QueryState(NamedTuple):
   """State of a query. Fields that a query does not need are ().
 
   Saved states are public, except for the fields marked secret: only these are
@@ -78,7 +78,7 @@ class MechanismState(NamedTuple):
       l2_norm_clip: float,
       noise_multiplier: float,
       **others: clipping_lib.Nest,
-  ) -> 'MechanismState':
+  ) -> 'QueryState':
     """The state before the first round, without a key."""
     return cls(
         l2_norm_clip=tf.constant(l2_norm_clip, tf.float32),
@@ -115,13 +115,13 @@ class NoiseProcess(Protocol):
   def initial_state(
       self, specs: clipping_lib.Nest
   ) -> dict[str, clipping_lib.Nest]:
-    """Returns fields of the first `MechanismState`, for sums of these specs."""
+    """Returns fields of the first `QueryState`, for sums of these specs."""
 
   def next(
       self,
       drawn: tf.Tensor,
       buffers: tf.Tensor | tuple[()],
-      global_state: MechanismState,
+      global_state: QueryState,
   ) -> tuple[tf.Tensor, tf.Tensor | tuple[()]]:
     """Returns a layer's noise in whole steps of the grid, and its buffers.
 
@@ -132,7 +132,7 @@ class NoiseProcess(Protocol):
       global_state: State of the round.
     """
 
-  def event(self, global_state: MechanismState) -> dp_accounting.DpEvent:
+  def event(self, global_state: QueryState) -> dp_accounting.DpEvent:
     """Returns the event of a round."""
 
 
@@ -293,8 +293,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       return sum(sizes)
     return sum(sizes[place] for place in self._noised)
 
-  def initial_global_state(self) -> MechanismState:
-    return MechanismState.initial(
+  def initial_global_state(self) -> QueryState:
+    return QueryState.initial(
         l2_norm_clip=self._l2_norm_clip,
         noise_multiplier=self._noise_multiplier,
         **self._noise.initial_state(self._sum_specs),
@@ -323,11 +323,11 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Returns the sum of clipped records alone, in steps of the grid."""
     return sample_state
 
-  def grid_step(self, global_state: MechanismState) -> tf.Tensor:
+  def grid_step(self, global_state: QueryState) -> tf.Tensor:
     """Returns the step of the grid that sums are on, float64 []."""
     return self._clipper.grid_step(global_state.l2_norm_clip)
 
-  def event(self, global_state: MechanismState) -> dp_accounting.DpEvent:
+  def event(self, global_state: QueryState) -> dp_accounting.DpEvent:
     """Returns the event of a round that starts from this state."""
     event = self._noise.event(global_state)
     if self._noise_multiplier > 0 and self._noised is None:
@@ -338,8 +338,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     )
 
   def get_noised_result(
-      self, sample_state: clipping_lib.Nest, global_state: MechanismState
-  ) -> tuple[clipping_lib.Nest, MechanismState, dp_accounting.DpEvent]:
+      self, sample_state: clipping_lib.Nest, global_state: QueryState
+  ) -> tuple[clipping_lib.Nest, QueryState, dp_accounting.DpEvent]:
     """Returns the noised sum (float64), the new state, and the event."""
     sums = tf.nest.flatten(sample_state)
     grid_step = self.grid_step(global_state)
@@ -384,7 +384,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       )
     return tf.nest.pack_sequence_as(sample_state, noised), new_state, event
 
-  def _stddev_in_steps(self, global_state: MechanismState) -> tf.Tensor:
+  def _stddev_in_steps(self, global_state: QueryState) -> tf.Tensor:
     """Standard deviation of the noise in grid steps, float64 []."""
     # In float64: a product rounded down would be less noise than charged.
     stddev = tf.cast(global_state.noise_multiplier, tf.float64) * tf.cast(
@@ -393,7 +393,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return self._noise_scale * (stddev / self.grid_step(global_state))
 
   def derive_metrics(
-      self, global_state: MechanismState
+      self, global_state: QueryState
   ) -> dict[str, tf.Tensor]:
     """Returns settings and noised values of the coming round: public."""
     stddev = tf.constant(0.0)
@@ -414,7 +414,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 BuildQuery = Callable[[clipping_lib.Nest], PerLayerClipSumQuery]
 
 
-def set_noise_key(state: MechanismState, key: np.ndarray) -> MechanismState:
+def set_noise_key(state: QueryState, key: np.ndarray) -> QueryState:
   """Returns the state with its key set.
 
   Noise is a function of key and counter, so two sums that are released from one
@@ -437,7 +437,7 @@ def set_noise_key(state: MechanismState, key: np.ndarray) -> MechanismState:
 
 
 def nan_if_unkeyed(
-    value: tf.Tensor, global_state: MechanismState
+    value: tf.Tensor, global_state: QueryState
 ) -> tf.Tensor:
   """Returns the value; NaN without a key, so that a missing key shows."""
   is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))

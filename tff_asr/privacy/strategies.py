@@ -39,7 +39,7 @@ from tff_asr import checks
 FRACTION_BITS = 30
 _ONE = 2**FRACTION_BITS
 # The charge for rounding and the bound on buffers hold for this many rounds of
-# a mechanism.
+# a sequence (`ledger.Charges`).
 MAX_ROUNDS = 2**14
 _ERRORS = ('rms', 'max')
 _MAX_BUFFERS = 8
@@ -178,10 +178,10 @@ class Toeplitz:
 
 
 def check_num_rounds(num_rounds: int) -> None:
-  """Raises ValueError for more rounds than one mechanism may have."""
+  """Raises ValueError for more rounds than one sequence may have."""
   if num_rounds > MAX_ROUNDS:
     raise ValueError(
-        f'one mechanism has at most {MAX_ROUNDS:,} rounds, found '
+        f'correlated noise takes at most {MAX_ROUNDS:,} rounds, found '
         f'{num_rounds:,}: end the run, and start another from its model.'
     )
 

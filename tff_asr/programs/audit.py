@@ -153,7 +153,7 @@ def _examine(
   bound, guesses = audit_lib.epsilon_lower_bound(
       ratios, canaries.included, delta=delta
   )
-  estimate = audit_lib.estimate(
+  estimate = audit_lib.estimate_epsilon(
       # The held-out ones are not in any sum.
       released.total_scores()[canaries.included], delta=delta
   )

@@ -295,9 +295,9 @@ class PrivateRoundRunner:
         key=keys.derive(self.noise.key, purpose='cohorts')
     )
     if self._sampling.min_sep is not None:
-      # Start another mechanism: it shares no noise and no draw with this one.
+      # Another sequence of rounds shares no noise and no draw with this one.
       cohort_state = cohort_state._replace(round_num=np.int64(0))
-      state = restart_mechanism(state)
+      state = start_sequence(state)
     if not self.fits_budget(state, cohort_state):
       raise BudgetError(
           'A round came out differently when it was repeated, and charging it '
@@ -395,14 +395,18 @@ def undo_round(
   return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
 
 
-def restart_mechanism(state: process_lib.State) -> process_lib.State:
-  """Returns a learning process's state at the start of another mechanism."""
+def start_sequence(state: process_lib.State) -> process_lib.State:
+  """Returns the state at the start of a sequence of rounds (`ledger.Charges`).
+
+  Args:
+    state: A learning process's state.
+  """
   # No earlier round's noise is left to cancel.
   buffers = tree.map_structure(np.zeros_like, query_state(state).buffers)
   return with_query_state(state, counter=np.int64(0), buffers=buffers)
 
 
-def query_state(state: process_lib.State) -> queries.MechanismState:
+def query_state(state: process_lib.State) -> queries.QueryState:
   """Returns the DP query's state within a learning process's state."""
   return state.aggregator.query_state
 
@@ -496,7 +500,7 @@ def check_first_round(
     raise ValueError(
         f'TARGET_EPSILON is {target:g}, but after the first round epsilon would'
         f' be {found:.4g} at delta {settings.delta:g}'
-        + (f', with {before} rounds of INIT_FROM_RUN' if before else '')
+        + (f', with those of INIT_FROM_RUN ({before})' if before else '')
         + ': add noise that the aggregator accounts for, take smaller cohorts'
         ' of a larger population, or train NOT PRIVATE: TARGET_EPSILON = None.'
     )

@@ -152,7 +152,7 @@ def with_new_keys(
   """Returns a loaded state under new keys, which are written to disk.
 
   If buffers of correlated noise are lost, the run continues with round 0 of the
-  sampler and empty buffers: another mechanism, charged in addition.
+  sampler and empty buffers: another sequence of rounds, charged in addition.
 
   Args:
     folder: The run's folder.
@@ -167,9 +167,9 @@ def with_new_keys(
       noise=secrets.noise._replace(file_identity=np.int64(file_identity))
   ))
   if sampling.min_sep is not None:
-    # The old keys and buffers are lost, so the mechanism cannot continue.
+    # The old keys and buffers are lost, so the sequence cannot continue.
     state = state._replace(
-        process=private_rounds.restart_mechanism(state.process),
+        process=private_rounds.start_sequence(state.process),
         data_position=state.data_position._replace(round_num=np.int64(0)),
     )
   # Split again: the secrets must name the head that the state was saved with.

@@ -56,7 +56,7 @@ def transcribe(
     UnreadableError: Files could not be read; all others are transcribed.
   """
   checks.one_of(FORMATS, output_format=output_format)
-  stems = find(paths)
+  stems = _find_audio(paths)
   if output_dir is not None:
     # Before transcribing, which may take hours.
     checks.output_folders(output_dir=output_dir)
@@ -101,7 +101,7 @@ class UnreadableError(checks.Problems):
     self.text = text
 
 
-def find(paths: Sequence[str]) -> dict[str, str]:
+def _find_audio(paths: Sequence[str]) -> dict[str, str]:
   """Lists files, and the audio files in folders, sorted within each folder.
 
   Hidden files in folders are left out.

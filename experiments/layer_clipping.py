@@ -39,8 +39,8 @@ from tff_asr.reports import plots
 from tff_asr.reports import tables
 from tff_asr.storage import run_dir
 
-REPORT = 'docs/mechanism.md'
-_COMMAND = 'python -m experiments.run --suite=mechanism'
+REPORT = 'docs/layer_clipping.md'
+_COMMAND = 'python -m experiments.run --suite=layer_clipping'
 _COHORT_SIZE = 100
 _NUM_ROUNDS = 5
 # Disjoint clients each, with noise of their own: how far results differ.
@@ -453,7 +453,7 @@ def _run(state: State) -> design.Run:
 
 def _measured_path(folders: jobs.Folders, state: State) -> str:
   name = state.name.replace(', ', '_').replace(' ', '_')
-  return os.path.join(folders.runs_dir, 'mechanism', f'{name}.json')
+  return os.path.join(folders.runs_dir, 'layer_clipping', f'{name}.json')
 
 
 def _read_model(
@@ -548,8 +548,8 @@ def run(
 _INTRODUCTION = """\
 # What clipping and noise leave of the server's step
 
-Does clipping by layer help, when, and why? `experiments/mechanism.py` measures
-it and writes this page:
+Does clipping by layer help, when, and why? `experiments/layer_clipping.py`
+measures it and writes this page:
 
     {command}
 
@@ -580,7 +580,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
   """
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), 'results')
   os.makedirs(plots_dir, exist_ok=True)
-  _save_plot(measured, os.path.join(plots_dir, 'mechanism.png'))
+  _save_plot(measured, os.path.join(plots_dir, 'layer_clipping.png'))
   missing = [state.name for state in STATES if state.name not in measured]
   absent = f'Not measured yet: {"; ".join(missing)}.'
   sections = [
@@ -604,7 +604,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
           'noise',
           {f'{each:g}': {'noise': each} for each in _NOISES},
       ))
-      + '\n\n![Gain by noise](results/mechanism.png)',
+      + '\n\n![Gain by noise](results/layer_clipping.png)',
       '## By optimizer\n\nGain at (noise norm) / C of .63, C an eighth of the'
       " median norm. *Mean* is the\nlast cohort's mean itself, as SGD without"
       ' momentum takes it. The large epsilon of\nLAMB is 100 C / sqrt(D).\n\n'

@@ -1,4 +1,4 @@
-"""Tests of experiments.mechanism: hand-checked on two layers."""
+"""Tests of experiments.layer_clipping: hand-checked on two layers."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from experiments import mechanism
+from experiments import layer_clipping
 from tests import cases
 from tff_asr.models import weights as weights_lib
 
@@ -25,7 +25,7 @@ def _measure(a: float, b: float, *, num_groups=1):
   delta = weights_lib.Weights(
       a=tf.fill([4], a), b=tf.fill([1], b)
   )
-  found = mechanism.measure(
+  found = layer_clipping.measure(
       model=types.SimpleNamespace(specs=_SPECS),
       weights=weights_lib.initialize(_SPECS, tf.constant([1, 0])),
       deltas=lambda: itertools.repeat(delta),
@@ -45,7 +45,7 @@ def _row(found, **wanted):
   return row
 
 
-class MechanismTest(cases.TestCase):
+class LayerClippingTest(cases.TestCase):
 
   def test_clips_as_by_hand(self):
     # Norms: a 2 * .3 = .6, b .8; together 1, the median. With C = 1 / 8, a
@@ -84,7 +84,7 @@ class MechanismTest(cases.TestCase):
   def test_noise_of_the_stated_norm_turns_the_mean(self):
     # The cosine of g + n with g, where |n| / |g| is .63, over many draws.
     case = (1 / 8, 0.63, 'mean')
-    with mock.patch.object(mechanism, '_cases', lambda: [case]):
+    with mock.patch.object(layer_clipping, '_cases', lambda: [case]):
       found = _measure(0.3, 0.8, num_groups=200)
     gains = [
         row['gain']
@@ -99,22 +99,22 @@ class MechanismTest(cases.TestCase):
     self.assertGreater(np.std(gains), 0)
 
   def test_a_report_has_all_that_was_measured(self):
-    path = self.path('mechanism.md')
+    path = self.path('layer_clipping.md')
     found = _measure(0.3, 0.8, num_groups=2)
-    mechanism.write({'small': found, 'other': found}, path=path)
+    layer_clipping.write({'small': found, 'other': found}, path=path)
     with open(path, encoding='utf-8') as file:
       text = file.read()
-    for noise in mechanism._NOISES:
+    for noise in layer_clipping._NOISES:
       self.assertIn(f'| small | {noise:<5g} |', text)
     self.assertNotIn('nan', text)
     self.assertGreater(
-        os.path.getsize(self.path('results', 'mechanism.png')), 1000
+        os.path.getsize(self.path('results', 'layer_clipping.png')), 1000
     )
 
   def test_states_have_distinct_names_and_known_settings(self):
-    names = [state.name for state in mechanism.STATES]
+    names = [state.name for state in layer_clipping.STATES]
     self.assertCountEqual(names, set(names))
     runs = {}
-    for state in mechanism.STATES:
-      run = mechanism._run(state)
+    for state in layer_clipping.STATES:
+      run = layer_clipping._run(state)
       self.assertEqual(runs.setdefault(run.name, run), run)
