@@ -118,7 +118,7 @@ class LoadTest(absltest.TestCase):
         program.load()(tf.constant(3.0), tf.constant(10.0)), [-8.0, 55.0]
     )
 
-  def test_sums_are_added_in_place_and_given_up(self):
+  def test_sums_are_added_in_place_and_donated(self):
     variable = graph.make_variable(tf.constant([1, 2], tf.int64))
     program = _build_sum(in_place=(True, False))
     for _ in range(2):
@@ -138,7 +138,7 @@ class LoadTest(absltest.TestCase):
     self.assertEqual(result.numpy().tolist(), [42, 84])
     self.assertEmpty(_value(variable))
 
-  def test_the_graph_grows_linearly_with_the_tensors_given_up(self):
+  def test_the_graph_grows_linearly_with_donated_tensors(self):
     # Were each output to wait for each variable, edges would grow with the
     # square of the tensors.
     def count_edges(num_tensors: int) -> int:
