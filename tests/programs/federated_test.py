@@ -684,7 +684,9 @@ class LedgerTest(_RunTestCase):
     )
     # The sum counts against a target, too.
     third = os.path.join(self.root, 'third')
-    with self.assertRaisesRegex(ValueError, r'with those of INIT_FROM_RUN \(5\)'):
+    with self.assertRaisesRegex(
+        ValueError, r'with those of INIT_FROM_RUN \(5\)'
+    ):
       _train(third, init_from_run=second, target_epsilon=_epsilon(5))
     results, _ = _train(third, init_from_run=second, target_epsilon=_epsilon(6))
     self.assertEqual(results['rounds'], 1)

@@ -375,7 +375,9 @@ class PlanTest(_TestCase):
         inherited=inherited,
     )
     check(10.0)
-    with self.assertRaisesRegex(ValueError, r'with those of INIT_FROM_RUN \(3\)'):
+    with self.assertRaisesRegex(
+        ValueError, r'with those of INIT_FROM_RUN \(3\)'
+    ):
       check(1e-3)
     # What was inherited stays as it was.
     self.assertEqual([group.count for group in inherited.rounds], [3])

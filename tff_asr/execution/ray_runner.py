@@ -528,7 +528,7 @@ def _find_slots(
     *,
     on_gpus: bool,
 ) -> dict[_Slot, _ActorOptions]:
-  """Returns the options of the actor for each slot that the cluster has.
+  """Returns the options of the actor for each slot of the cluster.
 
   Args:
     settings: of the context.
