@@ -80,15 +80,30 @@ def _gradients(encoder, weights, inputs) -> dict[str, np.ndarray]:
   }
 
 
+def _adapter(weights: weights_lib.Weights, inputs: np.ndarray) -> np.ndarray:
+  """NumPy twin of `models.adapter.apply`."""
+  down, up, bias_down, bias_up = (
+      weights[name].numpy() for name in ('down', 'up', 'bias_down', 'bias_up')
+  )
+  mean = inputs.mean(-1, keepdims=True)
+  normed = (inputs - mean) / np.sqrt(inputs.var(-1, keepdims=True) + 1e-5)
+  return inputs + np.maximum(normed @ down + bias_down, 0) @ up + bias_up
+
+
 def _build(kind: str, folder: str, **options) -> encoder_lib.Encoder:
-  own = {'lora': dict(rank=2), 'last_blocks': dict(num_blocks=1), 'whole': {}}
+  own = {
+      'adapters': dict(adapter_dim=3),
+      'last_blocks': dict(num_blocks=1),
+      'lora': dict(rank=2),
+      'whole': {},
+  }
   return getattr(adapted, kind)(name=folder, **own[kind] | options)
 
 
 class EncoderTest(_TestCase):
 
   @parameterized.product(
-      family=_FAMILIES, kind=('lora', 'last_blocks', 'whole')
+      family=_FAMILIES, kind=('adapters', 'lora', 'last_blocks', 'whole')
   )
   def test_starts_as_the_public_encoder(self, family, kind):
     folder = self.write(family)
@@ -169,6 +184,36 @@ class EncoderTest(_TestCase):
     self.assertEqual(gradients.keys(), encoder.specs.keys())
     for name, gradient in gradients.items():
       self.assertGreater(np.linalg.norm(gradient), 1e-3, name)
+
+  def test_an_adapter_follows_each_block(self):
+    folder = self.write()
+    public, inputs = sources.load(folder), self.inputs(folder)
+    encoder = _build('adapters', folder)
+    # Two blocks of width 12, adapters of width 3.
+    self.assertEqual(
+        weights_lib.num_parameters(encoder.specs), 2 * (2 * 12 * 3 + 12 + 3)
+    )
+    generator = np.random.default_rng(2)
+    weights = weights_lib.Weights(
+        (name, tf.constant(generator.normal(size=spec.shape), tf.float32))
+        for name, spec in sorted(encoder.specs.items())
+    )
+    outputs, _ = encoder.layer_outputs(weights, *inputs, None)
+    public_outputs, _ = public.encoder.layer_outputs(
+        weights_lib.to_tensors(public.weights), *inputs, None
+    )
+    own = weights_lib.select('block_00/adapter', weights)
+    expected = _adapter(own, public_outputs[1].numpy())
+    np.testing.assert_allclose(outputs[1], expected, rtol=1e-4, atol=1e-4)
+    self.assertFalse(np.allclose(expected, public_outputs[1], atol=0.1))
+    gradients = _gradients(encoder, weights, inputs)
+    for name, gradient in gradients.items():
+      self.assertGreater(np.linalg.norm(gradient), 1e-3, name)
+
+  def test_adapters_of_no_width_are_refused(self):
+    folder = self.write()
+    with self.assertRaisesRegex(ValueError, 'adapter_dim'):
+      _build('adapters', folder, adapter_dim=0)
 
   def test_frozen_tensors_that_are_given_are_used(self):
     encoder = _build('lora', folder := self.write())
@@ -295,7 +340,9 @@ class HeadTest(_TestCase):
 class TrainingTest(_TestCase):
 
   @parameterized.parameters(
-      ('whisper', 'last_blocks'), ('wav2vec2_base', 'lora')
+      ('whisper', 'last_blocks'),
+      ('wav2vec2_base', 'lora'),
+      ('hubert_large', 'adapters'),
   )
   def test_a_round_sends_and_changes_trained_tensors_alone(self, family, kind):
     folder = self.write(family)
@@ -319,7 +366,8 @@ class TrainingTest(_TestCase):
     before = state.global_model_weights
     self.assertEqual(list(before), sorted(model.specs))
     for name, value in after.state.global_model_weights.items():
-      # A is multiplied by 0 in the first step, and trained in the second.
+      # Both kinds have matrices that are multiplied by 0 in the first step, and
+      # are trained in the second.
       self.assertFalse(np.array_equal(value, before[name]), name)
       self.assertTrue(np.all(np.isfinite(value)), name)
 

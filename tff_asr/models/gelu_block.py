@@ -13,7 +13,8 @@ and with norm 'post' (the base models of wav2vec 2.0 and HuBERT) it is
 GELU (Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415) is x times
 the normal distribution function of x, not its approximation by tanh. Unlike the
 blocks of `transformer`, a block that layer drop skips returns its inputs
-whatever the norm is, as in `transformers`.
+whatever the norm is, as in `transformers`. With adapter_dim above 0, an
+`adapter` follows each block.
 
   B: batch size. S: frames. D: width.
 """
@@ -24,12 +25,15 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.models import adapter
 from tff_asr.models import attention
 from tff_asr.models import encoder
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
 NORMS = ('pre', 'post')
+
+_ADAPTER = 'adapter'
 
 
 def stack(
@@ -42,6 +46,7 @@ def stack(
     dropout: float,
     layer_drop: float,
     activation_dtype: str,
+    adapter_dim: int = 0,
 ) -> encoder.Encoder:
   """Builds an encoder of a front end and such blocks.
 
@@ -54,6 +59,7 @@ def stack(
     dropout: Rate on attention weights, in the MLPs and on what either adds.
     layer_drop: Probability that training skips a block.
     activation_dtype: 'float32' or 'bfloat16'; see `layers`.
+    adapter_dim: Width of the adapters' bottlenecks; 0: no adapters.
 
   Raises:
     ValueError: An argument is out of its range, or num_heads does not divide D.
@@ -63,16 +69,21 @@ def stack(
   checks.below_one(dropout=dropout)
   checks.in_range(0, 1, layer_drop=layer_drop)
   checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
+  checks.non_negative_int(adapter_dim=adapter_dim)
   dim = front.output_dim
   if dim % num_heads:
     raise ValueError(
         f'dim must be divisible by num_heads, found dim {dim} and num_heads '
         f'{num_heads}.'
     )
+  adapter_specs = {}
+  if adapter_dim:
+    adapter_specs = adapter.specs(dim=dim, adapter_dim=adapter_dim)
   return encoder.stack(
       front,
       num_blocks=num_blocks,
       block_specs={
+          **weights_lib.prefix(_ADAPTER, adapter_specs),
           **attention.specs(dim=dim, biases=True),
           **weights_lib.prefix('ln1', layers.norm_specs(dim)),
           **weights_lib.prefix('ln2', layers.norm_specs(dim)),
@@ -101,7 +112,7 @@ def gelu(inputs: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Block:
-  """One block; in training, with probability layer_drop, its inputs."""
+  """One block; in training, with probability layer_drop, its adapter alone."""
 
   num_heads: int
   norm: str
@@ -116,7 +127,7 @@ class _Block:
       valid: tf.Tensor,
       seed: Optional[tf.Tensor],
   ) -> tf.Tensor:
-    return layers.residual_block(
+    outputs = layers.residual_block(
         weights,
         inputs,
         seed,
@@ -127,6 +138,8 @@ class _Block:
         # As `transformers` does, also with norm 'post'.
         skips_norms=True,
     )
+    own = weights_lib.select(_ADAPTER, weights)
+    return adapter.apply(own, outputs) if own else outputs
 
   def _attend(self, weights, hidden, valid, seed):
     # Dropout of attention weights and of outputs must not share random bits.

@@ -62,6 +62,7 @@ def build(
     dropout: float = 0.0,
     layer_drop: float = 0.0,
     activation_dtype: str = 'float32',
+    adapter_dim: int = 0,
 ) -> encoder_lib.Encoder:
   """Builds the encoder; its defaults are those of the base models.
 
@@ -83,6 +84,8 @@ def build(
     dropout: Rate after the projection and the positions and in the blocks.
     layer_drop: Probability that training skips a block.
     activation_dtype: 'float32' or 'bfloat16' in the blocks; see `layers`.
+    adapter_dim: Width of the bottleneck of an adapter after each block, which
+      begins as the identity (`adapter`); 0: no adapters.
 
   Returns:
     An `encoder.Encoder` with `layer_outputs`, which takes waveforms float32
@@ -131,6 +134,7 @@ def build(
       dropout=dropout,
       layer_drop=layer_drop,
       activation_dtype=activation_dtype,
+      adapter_dim=adapter_dim,
   )
 
 

@@ -53,6 +53,7 @@ def build(
     dropout: float = 0.0,
     layer_drop: float = 0.0,
     activation_dtype: str = 'float32',
+    adapter_dim: int = 0,
 ) -> encoder_lib.Encoder:
   """Builds the encoder.
 
@@ -66,6 +67,8 @@ def build(
     dropout: Rate after the positions and in the blocks; see `gelu_block`.
     layer_drop: Probability that training skips a block.
     activation_dtype: 'float32' or 'bfloat16' in the blocks; see `layers`.
+    adapter_dim: Width of the bottleneck of an adapter after each block, which
+      begins as the identity (`adapter`); 0: no adapters.
 
   Returns:
     An `encoder.Encoder` with D = dim, S = ceil(T / 2) and `layer_outputs`.
@@ -93,6 +96,7 @@ def build(
       dropout=dropout,
       layer_drop=layer_drop,
       activation_dtype=activation_dtype,
+      adapter_dim=adapter_dim,
   )
 
 

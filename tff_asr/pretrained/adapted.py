@@ -2,9 +2,10 @@
 
     encoder = lora(name='whisper-tiny.en', rank=8)
 
-`last_blocks` trains the last blocks, `lora` a low-rank change of some matrices,
-`whole` all weights. Trained tensors start from the public values. The others
-are `Encoder.frozen`: they stay in files, so only the trained ones are sent,
+`adapters` trains a small MLP after each block, `lora` a low-rank change of some
+matrices, `last_blocks` the last blocks, `whole` all weights. Public tensors
+that are trained start from their public values. The others are
+`Encoder.frozen`: they stay in files, so only the trained ones are sent,
 clipped, noised and saved, and only they have gradients.
 
 The encoders take the public model's own inputs: `front_end` computes them. XLA
@@ -95,6 +96,41 @@ def output_lengths(
   """The `Encoder.output_lengths` of a public model; see `front_end`."""
   public, _ = _load(name, sha256)
   return public.encoder.output_lengths
+
+
+def adapters(
+    *,
+    name: str,
+    adapter_dim: int,
+    sha256: Optional[str] = None,
+    dropout: float = 0.0,
+    layer_drop: float = 0.0,
+    activation_dtype: str = 'float32',
+) -> encoder_lib.Encoder:
+  """An encoder with a trained adapter after each block; see `models.adapter`.
+
+  Args:
+    name: As for `last_blocks`.
+    adapter_dim: Width of the bottlenecks.
+    sha256: As for `last_blocks`.
+    dropout: As for `last_blocks`.
+    layer_drop: As for `last_blocks`.
+    activation_dtype: As for `last_blocks`.
+
+  Raises:
+    ValueError: As `last_blocks`, or adapter_dim is not positive.
+  """
+  checks.positive_int(adapter_dim=adapter_dim)
+  encoder, tensors = _encoder(
+      name,
+      sha256,
+      dropout=dropout,
+      layer_drop=layer_drop,
+      activation_dtype=activation_dtype,
+      adapter_dim=adapter_dim,
+  )
+  specs = weights_lib.without(tensors, encoder.specs)
+  return encoder_lib.freeze(encoder, tensors, specs=specs)
 
 
 def last_blocks(

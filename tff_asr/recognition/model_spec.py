@@ -38,6 +38,7 @@ from tff_asr.text import tokenizer
 BUILDERS: Mapping[str, Callable[..., object]] = {
     f'{builder.__module__}.{builder.__qualname__}': builder
     for builder in (
+        adapted.adapters,
         adapted.front_end,
         adapted.last_blocks,
         adapted.lora,
