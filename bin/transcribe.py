@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-from tff_asr.recognition import language_model as language_model_lib
+from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.recognition import recognizer
 from tff_asr.recognition import transcription
 
@@ -45,12 +45,14 @@ _WINDOW_SEC = flags.DEFINE_float(
 _LM = flags.DEFINE_string(
     'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'
 )
-_LM_WEIGHT = flags.DEFINE_float('lm_weight', 0.5, 'Weight of --lm.')
+_LM_WEIGHT = flags.DEFINE_float(
+    'lm_weight', language_model_lib.ALPHA, 'Weight of --lm.'
+)
 _WORD_BONUS = flags.DEFINE_float(
-    'word_bonus', 1.5, 'With --lm: added for each word.'
+    'word_bonus', language_model_lib.BETA, 'With --lm: added for each word.'
 )
 _BEAM_WIDTH = flags.DEFINE_integer(
-    'beam_width', 100, 'With --lm: prefixes kept.'
+    'beam_width', language_model_lib.BEAM_WIDTH, 'With --lm: prefixes kept.'
 )
 flags.mark_flag_as_required('run')
 

@@ -13,6 +13,7 @@ from tff_asr import files
 from tff_asr.metrics import confidence
 from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
+from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import tables
 
 # Label of the row that all are compared with in a separate column.
@@ -189,6 +190,8 @@ def _section(
   if not rows:
     return '\n\n'.join([*parts, 'Not run.'])
   parts.append(tables.markdown(_table(group, rows)))
+  if models := _language_models(rows):
+    parts.append(wrap(f'LM: {"; ".join(models)}.'))
   absent = [row.label for row in group.rows if row.label not in rows]
   if absent:
     parts.append(wrap(f'Not run yet: {"; ".join(absent)}.'))
@@ -228,8 +231,14 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
       'tried': 'dev WER % by rate',
       'MB': 'MB down + up',
   }
+  measures = {'CER %': runs_lib.CER}
+  if _language_models(rows):
+    measures |= {
+        'WER % with LM': runs_lib.WER_WITH_LM,
+        'CER % with LM': runs_lib.CER_WITH_LM,
+    }
   cells = [[
-      '', 'WER %', 'difference (95 %)', 'from',
+      '', 'WER %', 'difference (95 %)', 'from', *measures,
       *(titles.get(name, name) for name in group.columns),
   ]]
   for label, each in rows.items():
@@ -239,9 +248,16 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
         tables.rate(each.runs),
         _minus(each, against, rows),
         against,
+        *(tables.rate(each.runs, measure) for measure in measures.values()),
         *(COLUMNS[name](each, group, rows) for name in group.columns),
     ])
   return cells
+
+
+def _language_models(rows: Rows) -> list[str]:
+  """The language models that rows were decoded with, without repetitions."""
+  found = [tables.language_models(each.runs) for each in rows.values()]
+  return [*dict.fromkeys(filter(None, found))]
 
 
 def _minus(each: Measured, against: str, rows: Rows) -> str:

@@ -152,7 +152,7 @@ class TableTest(parameterized.TestCase):
       ('like_a_name', 'tff_asr.models.x', 'import tff_asr.features_old'),
       ('ray', 'tff_asr.execution.context', 'import ray'),
       ('baseline', 'benchmarks.baselines.rounds', 'import torch'),
-      ('beams', 'tff_asr.recognition.recognizer', 'import pyctcdecode'),
+      ('beams', 'tff_asr.decoding.greedy', 'import pyctcdecode'),
       ('flags', 'tff_asr.launch', "flags.DEFINE_string('x', None, 'X.')"),
       ('flags_in_tests', 'tests.x_test', "f.DEFINE_bool('x', None, 'X.')"),
       ('argparse', 'tools.x', 'import argparse'),

@@ -29,6 +29,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     # Plain TensorFlow, NumPy and Python.
     {
+        'decoding': ('kenlm', 'numpy', 'pyctcdecode'),
         'features': ('numpy', 'tensorflow'),
         'metrics': ('jiwer', 'numpy', 'scipy'),
         'privacy': (
@@ -112,7 +113,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'recognition': (
             'numpy',
-            'pyctcdecode',
             'tensorflow',
             'tensorflow_federated',
         ),
@@ -249,7 +249,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     'griffe': ('site_docstrings',),
     'huggingface_hub': ('hub_',),
     'jax': ('jax_',),
-    'kenlm': ('kneser_ney_',),
+    'kenlm': ('kneser_ney_', 'language_model'),
     'mlx': ('jax_',),
     'optax': ('jax_',),
     'mkdocs': ('site_pages',),

@@ -117,13 +117,13 @@ class ReportTest(tiny.TestCase):
     self.finish('federated_rate0.2_2', 5, 5)
     # (.7 + .5) / 2, and .1 sqrt(2).
     self.assertEqual(
-        self.cells(self.report(group))['federated'][::4],
+        self.cells(self.report(group))['federated'][::5],
         ['60.0 +- 14.1', '0.1: 40.0, 0.2: 30.0, 0.3: 45.0'],
     )
     self.finish('federated_rate0.1_1', 8, 8, dev=0.2)
     self.finish('federated_rate0.1_2', 8, 8)
     self.assertEqual(
-        self.cells(self.report(group))['federated'][3],
+        self.cells(self.report(group))['federated'][4],
         '0.1 (an end of those tried)',
     )
 
@@ -150,14 +150,15 @@ class ReportTest(tiny.TestCase):
         columns=tuple(report.COLUMNS),
     )))
     self.assertEqual(
-        dict(zip(report.COLUMNS, cells['seed'][3:])),
+        dict(zip(report.COLUMNS, cells['seed'][4:])),
         dict.fromkeys(report.COLUMNS, '') | {
             'utterances': '40', 'seconds': '60'
         },
     )
-    self.assertEqual(cells['federated'][:3], ['50.0', '', ''])
+    # Four characters a word, one of them wrong in a wrong word.
+    self.assertEqual(cells['federated'][:4], ['50.0', '', '', '12.5'])
     self.assertEqual(
-        dict(zip(report.COLUMNS, cells['federated'][3:])),
+        dict(zip(report.COLUMNS, cells['federated'][4:])),
         {
             'minus seed': '-20.0 (-20.0 to -20.0)',
             'rate': '',
@@ -181,7 +182,23 @@ class ReportTest(tiny.TestCase):
     cells = self.cells(self.report(tiny.group(
         tiny.SEED_ROW, tiny.row(seeds=(1,), against=None), columns=columns
     )))
-    self.assertEqual(cells['federated'][3:], ['12', '', ''])
+    self.assertEqual(cells['federated'][4:], ['12', '', ''])
+
+  def test_a_language_model_has_columns_and_is_named(self):
+    self.finish('seed', 6, 8, errors_with_lm={'a': (4, 10), 'b': (2, 10)})
+    self.finish('federated_1', 4, 6)
+    text = self.report(tiny.group(tiny.SEED_ROW, tiny.row(seeds=(1,))))
+    cells = self.cells(text)
+    self.assertEqual(
+        cells[''],
+        [
+            'WER %', 'difference (95 %)', 'from', 'CER %', 'WER % with LM',
+            'CER % with LM',
+        ],
+    )
+    self.assertEqual(cells['seed'][3:], ['17.5', '30.0', '7.5'])
+    self.assertEqual(cells['federated'][3:], ['12.5', '', ''])
+    self.assertIn('\nLM: words.arpa (order 2, SHA-256 01234567).\n', text)
 
   def test_plots_are_drawn_of_what_is_measured(self):
     self.finish('seed', 6, 8)

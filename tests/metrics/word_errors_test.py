@@ -65,6 +65,24 @@ def _distance(reference: list[str], hypothesis: list[str]) -> int:
   return row[-1]
 
 
+class CharactersTest(parameterized.TestCase):
+
+  # Substitutions, deletions, insertions, characters of the reference.
+  @parameterized.parameters(
+      ('the cat', 'the cad', (1, 0, 0, 7)),
+      # The space is a character.
+      ('the cat', 'thecat', (0, 1, 0, 7)),
+      ('a b', 'a  b x', (0, 0, 2, 3)),
+      (' a\tb\n', 'a b', (0, 0, 0, 3)),
+      ('', 'ab', (0, 0, 2, 0)),
+      ('ü', 'u', (1, 0, 0, 1)),
+  )
+  def test_by_hand(self, reference, hypothesis, expected):
+    self.assertEqual(
+        word_errors.count_characters(reference, hypothesis), expected
+    )
+
+
 class CountTest(parameterized.TestCase):
 
   # Aligned by hand: substitutions, deletions, insertions, words.

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import io
 import json
 import os
+import pathlib
 
 from absl.testing import absltest
 import numpy as np
@@ -14,9 +16,12 @@ import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
+from tests.decoding import language_model_test
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
+from tff_asr.decoding import hypothesis as hypothesis_lib
+from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
@@ -210,6 +215,75 @@ class EvaluatorTest(absltest.TestCase):
       wrong += (1 - ('a' in spoken) / len(spoken)) * (len(spoken) + 2)
     self.assertLen(found.hypotheses, 6)
     self.assertAlmostEqual(found.published_word_error_rate, wrong / weight)
+
+
+class BeamSearchTest(cases.TestCase):
+
+  def test_one_pass_of_the_network_serves_both_decodings(self):
+    shapes = []
+
+    def name_length(logits):
+      shapes.append(logits.shape)
+      return hypothesis_lib.Hypothesis(f'{len(logits)}', [])
+
+    greedy = _evaluator()(_weights(letter='a'))
+    found = _evaluator()(_weights(letter='a'), beam_search=name_length)
+    # The valid frames of each utterance, and 5 logits a frame.
+    self.assertEqual({size for _, size in shapes}, {5})
+    lengths = [f'{length}' for length, _ in shapes]
+    self.assertGreater(len(set(lengths)), 2)
+    self.assertCountEqual(
+        [each.text_with_lm for each in found.hypotheses], lengths
+    )
+    self.assertEqual(
+        [each._replace(text_with_lm=None) for each in found.hypotheses],
+        greedy.hypotheses,
+    )
+    self.assertEqual(found.loss, greedy.loss)
+
+  @language_model_test.needs_packages
+  def test_results_have_both_decodings_and_name_the_model(self):
+    path = pathlib.Path(self.path('words.arpa'))
+    path.write_text(language_model_test.ARPA)
+    folder = run_dir.RunDir(self.path('run'), configuration='')
+    folder.write_model(_weights(letter='a'), tokens=' abc')
+    public_data.write(self.path('run'), [])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+      with contextlib.redirect_stderr(io.StringIO()):
+        (result,) = evaluation.evaluate(
+            runs=[self.path('run')],
+            model=_model(),
+            pipeline=fakes.tiny_pipeline(_model()),
+            client_data=client_data_lib.load(
+                fakes.write_split(self.path('test'), _CLIENTS)
+            ),
+            language_model=language_model_lib.LanguageModel(path=str(path)),
+        )
+    with_lm = result['with_lm']
+    self.assertEqual(
+        (with_lm['file'], with_lm['order'], with_lm['sha256']),
+        ('words.arpa', 2, hashlib.sha256(path.read_bytes()).hexdigest()),
+    )
+    for each in (result, with_lm):
+      for rate, counts, unit in (
+          ('word_error_rate', 'speakers', 'words'),
+          ('character_error_rate', 'characters', 'characters'),
+      ):
+        by_speaker = each[counts].values()
+        wrong = sum(sum(v for k, v in c.items() if k != unit) for c in by_speaker)
+        self.assertEqual(each[rate], wrong / sum(c[unit] for c in by_speaker))
+    references = [each['reference'] for each in result['hypotheses']]
+    self.assertEqual(
+        sum(each['characters'] for each in result['characters'].values()),
+        len(''.join(references)),
+    )
+    # The model outputs 'a', which begins words of the language model.
+    self.assertEqual(
+        {(e['text'], e['text_with_lm']) for e in result['hypotheses']},
+        {('a', 'a')},
+    )
+    self.assertIn('with words.arpa (order 2, SHA-256 ', printed.getvalue())
 
 
 class EvaluateTest(cases.TestCase):

@@ -42,6 +42,7 @@ def write(
     results: Optional[dict[str, Any]] = None,
     hypotheses: Optional[list[tuple[str, str, str]]] = None,
     errors: Optional[Mapping[str, tuple[int, int]]] = None,
+    errors_with_lm: Optional[Mapping[str, tuple[int, int]]] = None,
     attributes: Optional[Mapping[str, Mapping[str, str]]] = None,
     private: Optional[Mapping[str, Any]] = None,
 ) -> str:
@@ -54,7 +55,9 @@ def write(
     privacy: Its privacy.json.
     results: Its results.json; None: it has not ended.
     hypotheses: Speaker, reference and hypothesis; None: not evaluated.
-    errors: Substitutions and words of each speaker of the evaluation.
+    errors: Substitutions and words of each speaker of the evaluation. There
+      are four characters for each word, and as many wrong ones as words.
+    errors_with_lm: The same of the decoding with a language model.
     attributes: Attributes of speakers.
     private: Fields of `public_data.OverlapCounts` of the evaluation.
   """
@@ -78,13 +81,12 @@ def write(
     put('results.json', json.dumps(results))
   if errors is not None:
     put('test.json', json.dumps({
-        'speakers': {
-            speaker: {
-                'substitutions': count, 'deletions': 0, 'insertions': 0,
-                'words': words,
-            }
-            for speaker, (count, words) in errors.items()
-        },
+        **_counts(errors),
+        **({} if errors_with_lm is None else {'with_lm': {
+            'file': 'words.arpa', 'sha256': '0123456789', 'order': 2,
+            'alpha': 0.5, 'beta': 1.5, 'beam_width': 32,
+            **_counts(errors_with_lm),
+        }}),
         'attributes': attributes or {},
         'private': private or {'private_speakers': 0, 'is_checked': False},
         'hypotheses': [
@@ -98,6 +100,22 @@ def write(
         ],
     }))
   return folder
+
+
+def _counts(errors: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+  """The counts by speaker of one decoding."""
+  return {
+      field: {
+          speaker: {
+              'substitutions': count, 'deletions': 0, 'insertions': 0,
+              unit: scale * words,
+          }
+          for speaker, (count, words) in errors.items()
+      }
+      for field, unit, scale in (
+          ('speakers', 'words', 1), ('characters', 'characters', 4),
+      )
+  }
 
 
 def read(folder: str, **content: Any) -> runs.Run:

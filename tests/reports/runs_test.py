@@ -1,6 +1,7 @@
 """Tests of tff_asr.reports.runs."""
 
 import asyncio
+import json
 import os
 import pathlib
 
@@ -49,6 +50,34 @@ class RunsTest(cases.TestCase):
         [('ann', (1, 0, 0, 4)), ('bob', (0, 0, 0, 4))],
     )
     self.assertEqual(run.test_errors.rate, 0.125)
+    # Four characters a word.
+    self.assertEqual(run.scores[runs.CER]['ann'], (1, 0, 0, 16))
+    self.assertNotIn(runs.WER_WITH_LM, run.scores)
+
+  def test_a_decoding_with_a_language_model_is_read(self):
+    run = run_folders.read(
+        self.path('run'), errors={'ann': (1, 4)}, errors_with_lm={'ann': (0, 4)}
+    )
+    self.assertEqual(
+        {measure: dict(found) for measure, found in run.scores.items()},
+        {
+            runs.WER: {'ann': (1, 0, 0, 4)},
+            runs.CER: {'ann': (1, 0, 0, 16)},
+            runs.WER_WITH_LM: {'ann': (0, 0, 0, 4)},
+            runs.CER_WITH_LM: {'ann': (0, 0, 0, 16)},
+        },
+    )
+
+  def test_an_evaluation_without_characters_is_to_be_repeated(self):
+    folder = self.write('run', errors={'ann': (1, 4)})
+    path = pathlib.Path(folder, 'test.json')
+    content = json.loads(path.read_text())
+    del content['characters']
+    path.write_text(json.dumps(content))
+    with self.assertRaisesRegex(
+        ValueError, "test.json has no 'characters': evaluate the run again"
+    ):
+      runs.read([folder])
 
   def test_missing_fields_are_none_or_empty(self):
     run = run_folders.read(self.path('run'))

@@ -14,9 +14,11 @@ def _run(errors, attributes=None, *, name='run') -> runs.Run:
   return runs.Run(
       name=name, path=name, configuration='', settings={}, metrics={},
       evaluation={} if attributes is None else {'attributes': attributes},
-      speakers={
-          each: word_errors.WordErrors(substitutions=wrong, words=words)
-          for each, (wrong, words) in errors.items()
+      scores={
+          runs.WER: {
+              each: word_errors.WordErrors(substitutions=wrong, words=words)
+              for each, (wrong, words) in errors.items()
+          }
       },
   )
 

@@ -44,12 +44,34 @@ class TablesTest(cases.TestCase):
         'WER %': ['70.0', '40.0 +- 14.1', '80.0'],
         # Both speakers gain three words of ten: no doubt.
         'minus seed (95 %)': ['', '-30.0 (-30.0 to -30.0)', ''],
+        # Four characters a word, and one wrong one in a wrong word.
+        'CER %': ['17.5', '10.0 +- 3.5', '20.0'],
         'epsilon': ['', 'infinite', ''],
         'private': ['', 'NOT PRIVATE', ''],
         'cohort of population': ['', '10 of 100', ''],
         'noise multiplier': ['', '0.1', ''],
         'seconds': ['10', '20', ''],
     })
+
+  def test_rows_with_a_language_model_by_hand(self):
+    found = self.overview(
+        tables.Row('seed', [
+            self.run_('seed', 8, 6, errors_with_lm={'a': (4, 10), 'b': (2, 10)})
+        ]),
+        tables.Row('ours', [
+            self.run_('ours', 4, 2, errors_with_lm={'a': (3, 10), 'b': (1, 10)})
+        ]),
+        # Decoded greedily alone.
+        tables.Row('greedy', [self.run_('greedy', 4, 2)]),
+    )
+    self.assertEqual(found['WER % with LM'], ['30.0', '20.0', ''])
+    self.assertEqual(found['CER % with LM'], ['7.5', '5.0', ''])
+    self.assertEqual(
+        found['with LM: minus seed (95 %)'],
+        ['', '-10.0 (-10.0 to -10.0)', ''],
+    )
+    name = 'words.arpa (order 2, SHA-256 01234567)'
+    self.assertEqual(found['language model'], [name, name, ''])
 
   def test_pretraining_by_hand(self):
     run = self.run_(

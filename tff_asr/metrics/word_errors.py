@@ -1,4 +1,4 @@
-"""Word and token errors, their rates and the alignment that yields them.
+"""Word, character and token errors, and the alignment that yields them.
 
     >>> errors = count('the cat sat', 'the cat sad down')
     >>> errors
@@ -112,6 +112,16 @@ def count_tokens(
   # As words, so that tokens are aligned by the same function.
   join = lambda ids: ' '.join(map(str, ids))
   return count(join(reference), join(hypothesis))
+
+
+def count_characters(reference: str, hypothesis: str) -> WordErrors:
+  """Counts the character errors of one utterance: `words` are characters.
+
+  Characters are code points. The space between two words is one of them, and
+  other white space does not count.
+  """
+  codes = lambda text: [*map(ord, ' '.join(text.split()))]
+  return count_tokens(codes(reference), codes(hypothesis))
 
 
 def published_rate(

@@ -1,7 +1,9 @@
-"""Greedy decoding of a data set and its error rates, by speaker.
+"""Decoding of a data set and its error rates, by speaker.
 
 `Evaluator` decodes with given weights, as training does. `evaluate` decodes
 with the weights of finished runs and writes the results into their folders.
+Decoding is greedy and, where there is a language model, also by beam search
+over the same logits.
 
   B: batch size. S: output frames. V: vocabulary with blank.
 """
@@ -21,6 +23,8 @@ from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
+from tff_asr.decoding import hypothesis as hypothesis_lib
+from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -33,12 +37,25 @@ _PUBLISHED_ROWS = 8  # `pad_to_batch` of the published code.
 
 
 class Hypothesis(NamedTuple):
-  """A decoded utterance: `reference` is its transcript, `text` the output."""
+  """A decoded utterance.
+
+  Attributes:
+    client_id: Its speaker.
+    utterance_id: Its id.
+    reference: Its transcript.
+    text: The text that greedy decoding finds.
+    text_with_lm: The text found with a language model; None without one.
+  """
 
   client_id: str
   utterance_id: str
   reference: str
   text: str
+  text_with_lm: Optional[str] = None
+
+
+# Counts the errors of a hypothesis, given a reference.
+Count = Callable[[str, str], word_errors.WordErrors]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +80,20 @@ class Evaluation:
   too_long: frozenset[str] = frozenset()
   num_fill_rows: int = 0
 
-  def errors_by_client(self) -> dict[str, word_errors.WordErrors]:
-    """Word errors of each speaker, sorted by speaker."""
+  def errors_by_client(
+      self, *, count: Count = word_errors.count, field: str = 'text'
+  ) -> dict[str, word_errors.WordErrors]:
+    """Errors of each speaker, sorted by speaker.
+
+    Args:
+      count: Counts words, or characters (`word_errors.count_characters`).
+      field: The decoding: 'text' or 'text_with_lm'.
+    """
     errors = {}
     for hypothesis in self.hypotheses:
       errors[hypothesis.client_id] = errors.get(
           hypothesis.client_id, word_errors.WordErrors()
-      ) + word_errors.count(hypothesis.reference, hypothesis.text)
+      ) + count(hypothesis.reference, getattr(hypothesis, field))
     return dict(sorted(errors.items()))
 
   @property
@@ -80,6 +104,11 @@ class Evaluation:
   @property
   def word_error_rate(self) -> float:
     return self.errors.rate
+
+  @property
+  def character_error_rate(self) -> float:
+    by_client = self.errors_by_client(count=word_errors.count_characters)
+    return word_errors.total(by_client.values()).rate
 
   @property
   def token_error_rate(self) -> float:
@@ -101,6 +130,7 @@ class Evaluation:
     """Returns the metrics that a training run releases, by name."""
     return {
         'word_error_rate': self.word_error_rate,
+        'character_error_rate': self.character_error_rate,
         'token_error_rate': self.token_error_rate,
         'loss': self.loss,
     }
@@ -156,13 +186,15 @@ class Evaluator:
       # Utterances too short for their transcripts have no CTC loss.
       usable = batch['example_weights'] > 0
       loss_sum = tf.reduce_sum(tf.where(usable, losses, 0.0))
-      return (
-          ctc.greedy_decode(logits, lengths),
+      return {
+          'logits': logits,
+          'lengths': lengths,
+          'ids': ctc.greedy_decode(logits, lengths),
           # Not the labels: an utterance without a loss has none.
-          tokenizer.encode(batch['transcript']),
-          loss_sum,
-          tf.reduce_sum(batch['example_weights']),
-      )
+          'reference_ids': tokenizer.encode(batch['transcript']),
+          'loss_sum': loss_sum,
+          'num_losses': tf.reduce_sum(batch['example_weights']),
+      }
 
     self._decode = decode
     # Traced at the first evaluation, and not at each. With AutoGraph, which the
@@ -174,12 +206,14 @@ class Evaluator:
       weights: weights_lib.Weights,
       *,
       progress: Optional[Callable[[int], Any]] = None,
+      beam_search: Optional[hypothesis_lib.Decode] = None,
   ) -> Evaluation:
     """Decodes the data set.
 
     Args:
       weights: float32 tensors or arrays by name.
       progress: Called with the number of utterances just decoded.
+      beam_search: Decodes the logits a second time, with a language model.
     """
     # Once, and not for each batch.
     weights = weights_lib.to_tensors(weights)
@@ -191,11 +225,13 @@ class Evaluator:
     too_long = set()
     num_fill_rows = 0
     for batch in self._open():
-      tokens, reference_tokens, batch_loss_sum, batch_losses = self._decode(
-          weights, batch
-      )
-      loss_sum += float(batch_loss_sum)
-      num_losses += float(batch_losses)
+      decoded = self._decode(weights, batch)
+      texts_with_lm = [None] * len(batch['client_id'])
+      if beam_search is not None:
+        rows = zip(decoded['logits'].numpy(), decoded['lengths'].numpy())
+        texts_with_lm = [beam_search(row[:length]).text for row, length in rows]
+      loss_sum += float(decoded['loss_sum'])
+      num_losses += float(decoded['num_losses'])
       is_long = (batch['feature_lengths'] > self._pipeline.max_frames).numpy()
       too_long.update(
           name.decode() for name in batch['utterance_id'].numpy()[is_long]
@@ -207,11 +243,12 @@ class Evaluator:
           batch['client_id'].numpy(),
           batch['utterance_id'].numpy(),
           batch['transcript'].numpy(),
-          reference_tokens.to_list(),
-          tokens.to_list(),
+          decoded['reference_ids'].to_list(),
+          decoded['ids'].to_list(),
+          texts_with_lm,
           strict=True,
       )
-      for client_id, utterance_id, reference, reference_ids, ids in rows:
+      for client_id, utterance_id, reference, reference_ids, ids, found in rows:
         token_errors += word_errors.count_tokens(reference_ids, ids)
         hypotheses.append(
             Hypothesis(
@@ -220,6 +257,7 @@ class Evaluator:
                 reference=reference.decode(),
                 # Boundary tokens decode to spaces at the ends.
                 text=tokenizer.decode(ids).strip(),
+                text_with_lm=found,
             )
         )
       if progress is not None:
@@ -274,6 +312,7 @@ def evaluate(
     model: ctc.CtcModel,
     pipeline: pipeline_lib.Pipeline,
     client_data: tff.simulation.datasets.ClientData,
+    language_model: Optional[language_model_lib.LanguageModel] = None,
     output_name: str = 'test.json',
 ) -> list[dict[str, Any]]:
   """Decodes all speakers of a data set with each run's model.
@@ -283,11 +322,14 @@ def evaluate(
     model: The model.
     pipeline: Features, batches and the tokenizer.
     client_data: The speakers to decode.
+    language_model: For a second decoding of the same logits, by beam search;
+      None: greedy decoding only.
     output_name: JSON file to write into each run's folder: the error rates;
-      the word errors and known attributes (gender, age, accent) of each
-      speaker; every hypothesis; and how many speakers the model's guarantee
-      protects (`public_data.OverlapCounts`), which is also printed. It holds
-      transcripts, so the data must be public.
+      the word and character errors and known attributes (gender, age, accent)
+      of each speaker; every hypothesis; the same with the language model under
+      `with_lm`, which names the model; and how many speakers the model's
+      guarantee protects (`public_data.OverlapCounts`), which is also printed.
+      It holds transcripts, so the data must be public.
 
   Returns:
     What was written for each run.
@@ -310,6 +352,9 @@ def evaluate(
       lambda: _check_output_name(output_name),
   )
   # Read before anything is decoded: a damaged file is found in seconds.
+  beam_search = language_model and language_model_lib.BeamSearch(
+      language_model, tokens=pipeline.tokenizer.tokens
+  )
   attributes = _attributes(client_data)
   private = [public_data.count_overlap(run, client_data) for run in runs]
   read = functools.partial(run_dir.read_model, model=model, tokens=tokens)
@@ -323,9 +368,16 @@ def evaluate(
       description='evaluate', total=len(runs) * num_utterances, unit='utterance'
   ) as progress:
     for run, run_weights, counts in zip(runs, weights, private, strict=True):
-      evaluated = evaluator(run_weights, progress=progress.update)
+      evaluated = evaluator(
+          run_weights, progress=progress.update, beam_search=beam_search
+      )
+      result = _results(evaluated, attributes, counts)
+      if beam_search is not None:
+        result['with_lm'] = beam_search.describe() | _error_counts(
+            evaluated, field='text_with_lm'
+        )
       # Written run by run: an interrupt keeps those that are done.
-      results.append(_results(evaluated, attributes, counts))
+      results.append(result)
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, result, counts in zip(runs, results, private, strict=True):
     _print_result(run, result, counts)
@@ -336,11 +388,18 @@ def _print_result(
     run: str, result: Mapping[str, Any], private: public_data.OverlapCounts
 ) -> None:
   """Prints the error rates of a run, and a warning if there is one."""
+  percent = lambda name, of=result: f'{100 * of[name]:.2f} %'
   print(
-      f'{run}: WER {100 * result["word_error_rate"]:.2f} % (TER '
-      f'{100 * result["token_error_rate"]:.2f} %) of {result["num_words"]} '
-      f'words of {result["num_speakers"]} speakers'
+      f'{run}: WER {percent("word_error_rate")}, CER '
+      f'{percent("character_error_rate")} (TER {percent("token_error_rate")}) '
+      f'of {result["num_words"]} words of {result["num_speakers"]} speakers'
   )
+  if with_lm := result.get('with_lm'):
+    print(
+        f'{run}: WER {percent("word_error_rate", with_lm)}, CER '
+        f'{percent("character_error_rate", with_lm)} with '
+        f'{language_model_lib.name(with_lm)}'
+    )
   if private.words:
     print(f'{run}: {private.words}')
 
@@ -383,7 +442,7 @@ def _results(
   # A speaker without words has no rate.
   rates = [errors.rate for errors in by_client.values() if errors.words]
   return {
-      'word_error_rate': evaluated.word_error_rate,
+      **_error_counts(evaluated, field='text'),
       'token_error_rate': evaluated.token_error_rate,
       'published_word_error_rate': evaluated.published_word_error_rate,
       'loss': evaluated.loss,
@@ -393,9 +452,35 @@ def _results(
       'median_speaker_word_error_rate': float(np.median(rates)),
       'worst_speaker_word_error_rate': max(rates),
       'private': private._asdict(),
-      'speakers': {
-          client_id: errors._asdict() for client_id, errors in by_client.items()
-      },
       'attributes': attributes,
-      'hypotheses': [each._asdict() for each in evaluated.hypotheses],
+      'hypotheses': [
+          {k: v for k, v in each._asdict().items() if v is not None}
+          for each in evaluated.hypotheses
+      ],
   }
+
+
+def _error_counts(evaluated: Evaluation, *, field: str) -> dict[str, Any]:
+  """Rates and counts by speaker of one decoding, as JSON."""
+  found = {}
+  for rate, counts, unit, count in (
+      ('word_error_rate', 'speakers', 'words', word_errors.count),
+      (
+          'character_error_rate',
+          'characters',
+          'characters',
+          word_errors.count_characters,
+      ),
+  ):
+    errors = evaluated.errors_by_client(count=count, field=field)
+    found[rate] = word_errors.total(errors.values()).rate
+    found[counts] = {
+        client_id: {
+            'substitutions': each.substitutions,
+            'deletions': each.deletions,
+            'insertions': each.insertions,
+            unit: each.words,
+        }
+        for client_id, each in errors.items()
+    }
+  return found

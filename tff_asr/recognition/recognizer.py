@@ -14,6 +14,7 @@ neither cut nor doubled.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+import functools
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -22,18 +23,17 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import schema
+from tff_asr.decoding import greedy
+from tff_asr.decoding import hypothesis
+from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.recognition import language_model as language_model_lib
 from tff_asr.recognition import model_spec
 from tff_asr.storage import run_dir
 
 # Windows overlap by two margins: a fifth.
 _MARGIN_SHARE = 0.1
-
-# Logits float32 [S, V] to the text, and its words with first and last frame.
-Decode = Callable[[np.ndarray], tuple[str, list[tuple[str, int, int]]]]
 
 
 class Word(NamedTuple):
@@ -77,7 +77,7 @@ class Recognizer:
       pipeline: pipeline_lib.Pipeline,
       weights: weights_lib.Weights,
       window_sec: Optional[float] = None,
-      decode: Optional[Decode] = None,
+      decode: Optional[hypothesis.Decode] = None,
   ):
     """Creates a recognizer.
 
@@ -101,7 +101,9 @@ class Recognizer:
     self.model = model
     self.pipeline = pipeline
     self.weights = weights_lib.to_tensors(weights)
-    self._decode = decode or self._decode_greedily
+    self._decode = decode or functools.partial(
+        greedy.decode, tokens=pipeline.tokenizer.tokens
+    )
     stride = _stride(model.encoder.output_lengths)
     front_end = pipeline.front_end
     self._frame_samples = stride * front_end.frame_shift
@@ -219,28 +221,6 @@ class Recognizer:
         for word, start, end in words
     ]
 
-  def _decode_greedily(
-      self, logits: np.ndarray
-  ) -> tuple[str, list[tuple[str, int, int]]]:
-    """Decodes greedily, as the evaluation does."""
-    tokens, is_emitted = ctc.best_path(
-        tf.constant(logits[np.newaxis]), tf.constant([len(logits)])
-    )
-    frames = np.flatnonzero(is_emitted[0].numpy())
-    texts = self.pipeline.tokenizer.texts(tokens[0].numpy()[frames])
-    # A sentence piece has several characters: repeat its frame for each.
-    frames = np.repeat(frames, [len(each) for each in texts])
-    # Without strip: positions must match those of the frames.
-    text = ''.join(texts)
-    words, start = [], None
-    for index, character in enumerate(text + ' '):
-      if character != ' ':
-        start = index if start is None else start
-      elif start is not None:
-        words.append((text[start:index], frames[start], frames[index - 1] + 1))
-        start = None
-    return text.strip(), words
-
 
 def load(
     *,
@@ -259,13 +239,13 @@ def load(
 
   Raises:
     ValueError: As `model_spec.read`, `run_dir.read_model`, `Recognizer` and
-      `language_model.build_decode`.
+      `language_model.BeamSearch`.
   """
   model, pipeline = model_spec.read(run, trust_code=trust_code)
   tokenizer = pipeline.tokenizer
   decode = None
   if language_model is not None:
-    decode = language_model_lib.build_decode(
+    decode = language_model_lib.BeamSearch(
         language_model, tokens=tokenizer.tokens
     )
   weights = run_dir.read_model(

@@ -188,6 +188,7 @@ def _errors(run: runs_lib.Run) -> str:
       f'{100 * speakers_lib.worst_tenth(speakers):.1f} %, the worst '
       f'{100 * speakers[-1].rate:.1f} %.'
   )
+  parts.append(_characters_and_lm(run))
   private = public_data.OverlapCounts(**run.evaluation['private'])
   if private.words:
     parts.append(private.words)
@@ -198,6 +199,19 @@ def _errors(run: runs_lib.Run) -> str:
       else 'By gender, age or accent: not measured.'
   )
   return '\n\n'.join(parts)
+
+
+def _characters_and_lm(run: runs_lib.Run) -> str:
+  """Returns character error rates, and rates with a language model."""
+  row = tables.Row(run.name, [run])
+  shown = lambda measure: f'{tables.rate(row, measure)} %'
+  text = f'Characters: CER {shown(runs_lib.CER)}.'
+  if run.with_lm:
+    text += (
+        f' With the language model {tables.language_models(row)}: WER '
+        f'{shown(runs_lib.WER_WITH_LM)}, CER {shown(runs_lib.CER_WITH_LM)}.'
+    )
+  return tables.plain(text)
 
 
 def _exports(

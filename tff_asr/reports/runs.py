@@ -10,7 +10,7 @@ import functools
 import glob
 import os
 import re
-from typing import Any, Never, Optional, TypedDict
+from typing import Any, Never, NotRequired, Optional, TypedDict
 
 import tensorflow as tf
 
@@ -22,6 +22,10 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import tensor_file
 
 EVALUATION = 'test.json'
+
+# What an evaluation measures, as columns of tables name it.
+WER, CER = 'WER', 'CER'
+WER_WITH_LM, CER_WITH_LM = 'WER with LM', 'CER with LM'
 
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
 
@@ -48,14 +52,31 @@ class Hypothesis(TypedDict):
   utterance_id: str
   reference: str
   text: str
+  text_with_lm: NotRequired[str]
 
 
-class Evaluation(TypedDict):
-  """Fields of test.json; counts of word errors and attributes by speaker."""
+class ErrorCounts(TypedDict):
+  """Counts of word and character errors by speaker, of one decoding."""
   speakers: dict[str, dict[str, int]]
+  characters: dict[str, dict[str, int]]
+
+
+class DecodingWithLm(ErrorCounts):
+  """The decoding with a language model, and what names the model."""
+  file: str
+  sha256: str
+  order: int
+  alpha: float
+  beta: float
+  beam_width: int
+
+
+class Evaluation(ErrorCounts):
+  """Fields of test.json; attributes are by speaker."""
   hypotheses: list[Hypothesis]
   attributes: dict[str, dict[str, str]]
   private: dict[str, int | bool]
+  with_lm: NotRequired[DecodingWithLm]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,7 +94,8 @@ class Run:
     privacy: Its privacy_report.json, or None.
     privacy_report: Its privacy_report.txt, or empty.
     evaluation: The file of an evaluation, or None.
-    speakers: Word errors of the evaluated speakers by name, in order.
+    scores: Errors of the evaluated speakers: by what was measured (`WER` and
+      others), then by name, in order. Empty: not evaluated.
   """
 
   name: str
@@ -85,8 +107,8 @@ class Run:
   privacy: Optional[Privacy] = None
   privacy_report: str = ''
   evaluation: Optional[Evaluation] = None
-  speakers: Mapping[str, word_errors.WordErrors] = dataclasses.field(
-      default_factory=dict
+  scores: Mapping[str, Mapping[str, word_errors.WordErrors]] = (
+      dataclasses.field(default_factory=dict)
   )
 
   @property
@@ -110,6 +132,16 @@ class Run:
     # The last: those before are of seed models.
     groups = (self.privacy or {}).get('groups')
     return groups[-1] if groups else {}
+
+  @property
+  def speakers(self) -> Mapping[str, word_errors.WordErrors]:
+    """Returns word errors of the evaluated speakers, decoded greedily."""
+    return self.scores.get(WER, {})
+
+  @property
+  def with_lm(self) -> Optional[DecodingWithLm]:
+    """Returns the evaluation's decoding with a language model, or None."""
+    return (self.evaluation or {}).get('with_lm')
 
   @property
   def test_errors(self) -> word_errors.WordErrors:
@@ -196,19 +228,43 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       privacy=privacy,
       privacy_report=_text(os.path.join(path, run_dir.PRIVACY_REPORT)),
       evaluation=evaluated,
-      speakers=_speakers(evaluated),
+      scores=_scores(evaluated, of=os.path.join(path, evaluation)),
   )
 
 
-def _speakers(
-    evaluation: Optional[Evaluation],
-) -> dict[str, word_errors.WordErrors]:
-  """Returns the word errors of an evaluation's speakers, sorted by name."""
+def _scores(
+    evaluation: Optional[Evaluation], *, of: str
+) -> dict[str, dict[str, word_errors.WordErrors]]:
+  """Returns all errors of an evaluation's speakers, sorted by name."""
   if evaluation is None:
     return {}
+  try:
+    found = _measures(evaluation, words=WER, characters=CER)
+    if 'with_lm' in evaluation:
+      found |= _measures(
+          evaluation['with_lm'], words=WER_WITH_LM, characters=CER_WITH_LM
+      )
+  except KeyError as e:
+    raise ValueError(f'{of} has no {e}: evaluate the run again.') from None
+  return found
+
+
+def _measures(
+    counts: ErrorCounts, *, words: str, characters: str
+) -> dict[str, dict[str, word_errors.WordErrors]]:
+  """Returns errors by measure and speaker of one decoding."""
+  kinds = ('substitutions', 'deletions', 'insertions')
   return {
-      name: word_errors.WordErrors(**counts)
-      for name, counts in sorted(evaluation['speakers'].items())
+      measure: {
+          name: word_errors.WordErrors(
+              *(each[kind] for kind in kinds), words=each[unit]
+          )
+          for name, each in sorted(counts[field].items())
+      }
+      for measure, field, unit in (
+          (words, 'speakers', 'words'),
+          (characters, 'characters', 'characters'),
+      )
   }
 
 

@@ -16,7 +16,9 @@ import re
 import statistics
 from typing import NamedTuple, Optional
 
+from tff_asr.decoding import language_model
 from tff_asr.metrics import confidence
+from tff_asr.metrics import word_errors
 from tff_asr.privacy import privacy_report
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
@@ -34,10 +36,13 @@ class Row(NamedTuple):
   Attributes:
     label: Their common name.
     runs: At least one.
+    measure: What `rates`, `words` and `errors` are of: `runs.WER` or another;
+      of CER, words are characters.
   """
 
   label: str
   runs: Sequence[runs_lib.Run]
+  measure: str = runs_lib.WER
 
   @property
   def first(self) -> runs_lib.Run:
@@ -46,8 +51,9 @@ class Row(NamedTuple):
 
   @property
   def rates(self) -> list[float]:
-    """Returns the word error rates of the evaluated runs."""
-    return [run.test_errors.rate for run in self.runs if run.speakers]
+    """Returns the error rates of the evaluated runs."""
+    evaluated = filter(None, self._scores)
+    return [word_errors.total(found.values()).rate for found in evaluated]
 
   @property
   def words(self) -> dict[str, int]:
@@ -57,24 +63,29 @@ class Row(NamedTuple):
       ValueError: Only some of the runs were evaluated, or on other speakers.
     """
     first, *others = (
-        {name: errors.words for name, errors in run.speakers.items()}
-        for run in self.runs
+        {name: errors.words for name, errors in found.items()}
+        for found in self._scores
     )
     # Means over runs need the same speakers in each.
     if any(other != first for other in others):
       raise ValueError(
           f'the runs of {self.label} were not all evaluated on the same '
-          'speakers: evaluate them again.'
+          'speakers, or with a language model: evaluate them again.'
       )
     return first
 
   @property
   def errors(self) -> list[float]:
-    """Returns mean word errors of the speakers, in the order of `words`."""
+    """Returns mean errors of the speakers, in the order of `words`."""
     return [
-        statistics.fmean(run.speakers[name].errors for run in self.runs)
+        statistics.fmean(found[name].errors for found in self._scores)
         for name in self.words
     ]
+
+  @property
+  def _scores(self) -> list[Mapping[str, word_errors.WordErrors]]:
+    """Returns the measured errors by speaker of each run."""
+    return [run.scores.get(self.measure, {}) for run in self.runs]
 
   def last(self, name: str) -> Optional[float]:
     """Returns the mean of a metric's last values; None if a run has none."""
@@ -129,13 +140,11 @@ def overview(rows: Sequence[Row]) -> Table:
   cells = []
   for row in rows:
     known = {title: show(row) for title, show in COLUMNS.items()}
-    # Paired by speaker, so both must have the same speakers and references.
-    if row is not rows[0] and row.words and row.words == rows[0].words:
-      known[_DIFFERENCE] = interval(
-          confidence.difference(
-              row.errors, rows[0].errors, list(row.words.values())
-          )
-      )
+    if row is not rows[0]:
+      known |= {
+          title: difference(row, rows[0], measure)
+          for title, measure in _DIFFERENCES.items()
+      }
     cells.append(known)
   titles = [title for title in COLUMNS if any(each[title] for each in cells)]
   return [
@@ -145,6 +154,19 @@ def overview(rows: Sequence[Row]) -> Table:
           for row, each in zip(rows, cells)
       ),
   ]
+
+
+def difference(row: Row, first: Row, measure: str) -> str:
+  """Formats the difference of two rows; empty where there is none.
+
+  It is paired by speaker, so both need the same speakers and references.
+  """
+  row, first = (each._replace(measure=measure) for each in (row, first))
+  if not row.words or row.words != first.words:
+    return ''
+  return interval(
+      confidence.difference(row.errors, first.errors, list(row.words.values()))
+  )
 
 
 def linear_contrast(
@@ -259,8 +281,9 @@ def epsilon(row: Row) -> str:
   return privacy_report.format_epsilon(max(known)) if known else ''
 
 
-def rate(row: Row) -> str:
-  """Formats the mean word error rate, with its deviation over the runs."""
+def rate(row: Row, measure: str = runs_lib.WER) -> str:
+  """Formats the mean error rate, with its deviation over the runs."""
+  row = row._replace(measure=measure)
   if not row.words:
     return ''
   shown = percent(sum(row.errors) / sum(row.words.values()))
@@ -268,6 +291,15 @@ def rate(row: Row) -> str:
     # Over random seeds; the interval over speakers is a column of its own.
     shown += f' +- {percent(statistics.stdev(row.rates))}'
   return shown
+
+
+def language_models(row: Row) -> str:
+  """Formats the language models of a row's evaluations; empty without any."""
+  return ', '.join(
+      dict.fromkeys(
+          language_model.name(run.with_lm) for run in row.runs if run.with_lm
+      )
+  )
 
 
 def megabytes_per_round(row: Row) -> str:
@@ -354,13 +386,22 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
   return None if None in values else statistics.fmean(values)
 
 
-_DIFFERENCE = 'minus {first} (95 %)'
+# `overview` fills them in.
+_DIFFERENCES = {
+    'minus {first} (95 %)': runs_lib.WER,
+    'with LM: minus {first} (95 %)': runs_lib.WER_WITH_LM,
+}
 # Columns of `overview`: titles to functions that format a row's cell.
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'kind': _kind,
     'rounds or steps': _progress,
     'WER %': rate,
-    _DIFFERENCE: lambda row: '',  # `overview` fills it in.
+    'minus {first} (95 %)': lambda row: '',
+    'CER %': lambda row: rate(row, runs_lib.CER),
+    'WER % with LM': lambda row: rate(row, runs_lib.WER_WITH_LM),
+    'with LM: minus {first} (95 %)': lambda row: '',
+    'CER % with LM': lambda row: rate(row, runs_lib.CER_WITH_LM),
+    'language model': language_models,
     'dev WER %': lambda row: percent(row.last('dev_word_error_rate')),
     'dev loss': lambda row: _show(row.last('dev_loss'), '.3f'),
     'masked accuracy %': _masked_accuracy,
