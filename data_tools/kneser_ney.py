@@ -22,6 +22,7 @@ has discounts D(1), D(2) and D(3 and more), from its counts of counts.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
+import statistics
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,9 @@ MAX_ORDER = 5
 # KenLM's lmplz has them for text whose counts of counts give none.
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 _SPECIAL = (UNKNOWN, START, END)
-_START_ID = _SPECIAL.index(START)
+_START_ID, _END_ID = map(_SPECIAL.index, (START, END))
+# Of a model, in standard deviations of the noise: see `with_bigram_counts`.
+_MODEL_WEIGHT = 40
 # A start is never predicted; by convention its logarithm is this.
 _LOG_ZERO = -99.0
 
@@ -41,11 +44,8 @@ _LOG_ZERO = -99.0
 class _Counts(NamedTuple):
   """The n-grams of one order, each once; they are numbered by row.
 
-  contexts: int64 [G], number of the (n-1)-gram without the last word.
-  words: int64 [G], id of the last word.
-  suffixes: int64 [G], number of the (n-1)-gram without the first word.
-  counts: int64 [G], how often each occurs in the text, at least 1 but for
-    unigrams.
+  contexts, words, suffixes: As in `NGrams`.
+  counts: int64 [G], how often each occurs in the text; of a unigram maybe 0.
   """
 
   contexts: np.ndarray
@@ -56,19 +56,21 @@ class _Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NGrams:
-  """The n-grams of one order and their probabilities, by row.
+  """The n-grams of one order, numbered by row.
 
   Attributes:
     contexts: int64 [G], number of the (n-1)-gram without the last word.
     words: int64 [G], id of the last word.
-    probs: float64 [G], of the last word after the context.
+    suffixes: int64 [G], number of the (n-1)-gram without the first word.
+    shares: float64 [G], the first term of p; of unigrams, p.
     backoffs: float64 [G], b of the n-gram as a context; 1 if nothing follows.
     is_kept: bool [G], False for those that pruning leaves out.
   """
 
   contexts: np.ndarray
   words: np.ndarray
-  probs: np.ndarray
+  suffixes: np.ndarray
+  shares: np.ndarray
   backoffs: np.ndarray
   is_kept: np.ndarray
 
@@ -85,6 +87,16 @@ class Model:
 
   vocabulary: tuple[str, ...]
   orders: tuple[NGrams, ...]
+
+  def probs(self) -> list[np.ndarray]:
+    """Returns p of each n-gram's last word after the others, by order."""
+    found = [self.orders[0].shares]
+    for lower, ngrams in zip(self.orders, self.orders[1:]):
+      found.append(
+          ngrams.shares
+          + lower.backoffs[ngrams.contexts] * found[-1][ngrams.suffixes]
+      )
+    return found
 
 
 def estimate(
@@ -130,21 +142,81 @@ def estimate(
     backoffs = np.divide(
         rest, totals, out=np.ones_like(rest), where=totals > 0
     )
+    shares = discounted / totals[table.contexts]
     if n:
-      lower = orders[-1].probs[table.suffixes]
       # Contexts after the last one that a word follows are not in the sums.
       orders[-1].backoffs[: len(backoffs)] = backoffs
     else:
-      lower = 1 / (len(vocabulary) - 1)  # No start is predicted.
-    probs = (
-        discounted / totals[table.contexts] + backoffs[table.contexts] * lower
-    )
-    if not n:
-      probs[_START_ID] = 0
+      # All words have the same probability below; a start has none.
+      shares += backoffs / (len(vocabulary) - 1)
+      shares[_START_ID] = 0
     orders.append(NGrams(
-        table.contexts, table.words, probs, np.ones(len(probs)), is_kept
+        *table[:3], shares, backoffs=np.ones(len(shares)), is_kept=is_kept
     ))
   return Model(vocabulary, tuple(orders))
+
+
+def with_bigram_counts(
+    model: Model, counts: np.ndarray, *, words: Sequence[str], stddev: float
+) -> Model:
+  """Returns a model with the noised counts of bigrams of other text.
+
+  Counts c that may be noise alone are set to 0. With S(h) the sum of the others
+  after a context h, T(h) the sum of all after h (at least S(h)), and M the
+  weight of the model,
+
+      p'(w | h) = (c(h w) + (T(h) - S(h) + M) p(w | h)) / (T(h) + M).
+
+  A bigram that the model has not counts if noise alone would exceed it in one
+  bigram for four words. Longer n-grams keep their shares. Privacy: this looks
+  at the noised counts only, not at the text.
+
+  Args:
+    model: The model, p.
+    counts: float64 [W, W], by context and word after it.
+    words: W different words of the model, as `counts` has them.
+    stddev: Standard deviation of the noise of each count, above 0.
+  """
+  unigrams, bigrams, *longer = model.orders
+  number = {word: i for i, word in enumerate(model.vocabulary)}
+  ids = np.array([number[word] for word in words])
+  columns = np.full(len(number), -1)
+  columns[ids] = np.arange(len(ids))
+  # Rows of the model's bigrams in `counts`.
+  rows = np.flatnonzero(
+      (columns[bigrams.contexts] >= 0) & (columns[bigrams.words] >= 0)
+  )
+  cells = columns[bigrams.contexts[rows]], columns[bigrams.words[rows]]
+  false_share = 1 / (4 * len(words))
+  threshold = stddev * statistics.NormalDist().inv_cdf(1 - false_share)
+  thresholds = np.full_like(counts, threshold)
+  thresholds[cells] = np.where(bigrams.is_kept[rows], 0, threshold)
+  kept = np.where(counts > thresholds, counts, 0)
+  # Nothing follows an end, and a start follows nothing.
+  kept[ids == _END_ID] = 0
+  kept[:, ids == _START_ID] = 0
+  sums = kept.sum(axis=1)
+  weights = np.maximum(counts.sum(axis=1), sums) + _MODEL_WEIGHT * stddev
+  kept /= weights[:, np.newaxis]
+  rest = np.ones(len(number))
+  rest[ids] = 1 - sums / weights
+  shares = bigrams.shares * rest[bigrams.contexts]
+  shares[rows] += kept[cells]
+  is_kept = bigrams.is_kept.copy()
+  is_kept[rows] |= kept[cells] > 0
+  # What is left is new.
+  kept[cells] = 0
+  new = np.nonzero(kept)
+  contexts, following = ids[new[0]], ids[new[1]]
+  ones = np.ones(len(contexts))
+  added = NGrams(contexts, following, following, kept[new], ones, ones > 0)
+  changed = dataclasses.replace(bigrams, shares=shares, is_kept=is_kept)
+  joined = [
+      np.concatenate([getattr(each, field.name) for each in (changed, added)])
+      for field in dataclasses.fields(NGrams)
+  ]
+  unigrams = dataclasses.replace(unigrams, backoffs=unigrams.backoffs * rest)
+  return Model(model.vocabulary, (unigrams, NGrams(*joined), *longer))
 
 
 def arpa(model: Model, *, comment: str = '') -> str:
@@ -159,7 +231,7 @@ def arpa(model: Model, *, comment: str = '') -> str:
   lines.append('\\data\\')
   for n, ngrams in enumerate(model.orders, start=1):
     lines.append(f'ngram {n}={np.count_nonzero(ngrams.is_kept)}')
-  texts = ['']
+  texts, probs = [''], model.probs()
   for n, ngrams in enumerate(model.orders, start=1):
     texts = [
         f'{texts[context]} {model.vocabulary[word]}'.lstrip()
@@ -168,7 +240,7 @@ def arpa(model: Model, *, comment: str = '') -> str:
     lines += ['', f'\\{n}-grams:']
     is_last = n == len(model.orders)
     with np.errstate(divide='ignore'):  # Of <s>.
-      logs = np.maximum(np.log10(ngrams.probs), _LOG_ZERO)
+      logs = np.maximum(np.log10(probs[n - 1]), _LOG_ZERO)
     backoffs = np.log10(ngrams.backoffs)
     for i in np.flatnonzero(ngrams.is_kept):
       line = f'{logs[i]:.7g}\t{texts[i]}'

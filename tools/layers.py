@@ -142,6 +142,8 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.files',
     'tff_asr.launch',
     'tff_asr.pretrained',
+    # Language models of private text charge a run's ledger.
+    'tff_asr.programs.count_release',
     'tff_asr.rounding',
     'tff_asr.text',
 )

@@ -8,6 +8,8 @@ import random
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
+from scipy import stats
 
 from data_tools import kneser_ney
 from tests import cases
@@ -204,6 +206,51 @@ class KneserNeyTest(cases.TestCase):
   def test_refuses(self, sentences, settings, message):
     with self.assertRaisesRegex(ValueError, message):
       kneser_ney.estimate(sentences, **settings)
+
+  @parameterized.parameters(2, 3)
+  def test_bigram_counts_of_other_text_are_mixed_in(self, order):
+    sentences = _text(order)
+    model = kneser_ney.estimate(sentences, order=order, prune=(0, 1))
+    # All but one word of the model, in another order.
+    words = ['w3', '<unk>', '</s>', '<s>', *(f'w{i}' for i in range(11, 3, -1))]
+    stddev = 2.0
+    generator = np.random.default_rng(1)
+    counts = stddev * generator.normal(size=[len(words)] * 2)
+    counts[:5] *= 10
+    mixed = kneser_ney.with_bigram_counts(
+        model, counts, words=words, stddev=stddev
+    )
+    old, new = (_parse(kneser_ney.arpa(each)) for each in (model, mixed))
+    self.assertGreater(sum(len(ngram) == 2 for ngram in new),
+                       sum(len(ngram) == 2 for ngram in old))
+    # Noise exceeds this once in 4 times 12.
+    threshold = stddev * stats.norm.isf(1 / 48)
+    for i, context in enumerate(words):
+      if context == '</s>':
+        continue
+      kept = {
+          word: count
+          for word, count in zip(words, counts[i])
+          if word != '<s>' and count > (
+              0 if (context, word) in old else threshold
+          )
+      }
+      total = max(counts[i].sum(), sum(kept.values()))
+      rest = total - sum(kept.values()) + 40 * stddev
+      for word in ['w0', *words]:
+        expected = (
+            kept.get(word, 0) + rest * _prob(old, (context, word))
+        ) / (total + 40 * stddev)
+        self.assertAlmostEqual(
+            _prob(new, (context, word)), expected, places=6
+        )
+    # A word without counts, and contexts of two words.
+    for context in [('w0',), ('w0', 'w1'), ('<s>', 'w4'), ('w5', 'w4')]:
+      self.assertAlmostEqual(sum(
+          _prob(new, (*context[1 - order :], word))
+          for word in model.vocabulary
+          if word != '<s>'
+      ), 1, places=5)
 
   @parameterized.parameters(2, 3, 5)
   @absltest.skipUnless(_HAS_KENLM, 'needs the packages of requirements-lm.txt')

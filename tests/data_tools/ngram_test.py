@@ -12,7 +12,9 @@ from data_tools import ngram
 from tests import cases
 from tests import fakes
 from tests.bin import in_process
+from tests.programs import count_release_test
 from tff_asr.data import client_data
+from tff_asr.storage import run_dir
 
 
 def _corpus(folder: str, **settings) -> str:
@@ -43,13 +45,13 @@ class NGramTest(cases.TestCase):
         for example in data.create_tf_dataset_for_client(client)
     ]
     self.assertLen(expected, 7)
-    self.assertEqual(list(ngram.transcripts(folder)), expected)
+    self.assertEqual([text for _, text in ngram.transcripts(folder)], expected)
 
   def test_the_first_line_says_which_text_it_was(self):
     folder = _corpus(self.path('train.public'))
     finished = self.run_it(folder)
     self.assertEqual((finished.code, finished.stderr), (0, ''))
-    sentences = list(ngram.transcripts(folder))
+    sentences = [text for _, text in ngram.transcripts(folder)]
     self.assertRegex(finished.stdout, '^7 sentences of fake train.public; n-')
     lines = pathlib.Path(self.path('lm.arpa')).read_text().splitlines()
     self.assertEqual(lines[1], '\\data\\')
@@ -116,6 +118,76 @@ class NGramTest(cases.TestCase):
         ('', (), '--input is needed'),
     ):
       finished = self.run_it(inputs, arguments=arguments)
+      self.assertEqual(finished.code, 1)
+      self.assertRegex(finished.stderr, f'^error: .*{message}.*\n$')
+
+  def test_counts_of_a_speaker_s_bigrams(self):
+    # Utterances of the same speaker are counted together.
+    folder = fakes.write_examples(self.path('train'), [
+        fakes.utterance(client, i) | {'transcript': transcript}
+        for client, i, transcript in (
+            ('ann', 0, 'a b'), ('ann', 1, 'a odd b'), ('bob', 0, 'rare b'),
+        )
+    ])
+    words = ['<unk>', '<s>', '</s>', 'a', 'b']
+    found = {
+        client: {
+            (words[i // 5], words[i % 5]): count
+            for i, count in zip(indices, counts)
+        }
+        for client, indices, counts in ngram.bigram_counts(
+            folder, words, vocabulary=[*words, 'rare']
+        )
+    }
+    self.assertEqual(found, {
+        'ann': {
+            ('<s>', 'a'): 2, ('a', 'b'): 1, ('b', '</s>'): 2,
+            ('a', '<unk>'): 1, ('<unk>', 'b'): 1,
+        },
+        # A known word that is not counted.
+        'bob': {('b', '</s>'): 1},
+    })
+
+  def test_private_text_enters_by_a_charged_release(self):
+    public = _corpus(self.path('train.public'), namespace='public')
+    private = fakes.write_split(
+        self.path('train.private'), {f'p{i}': 2 for i in range(6)}
+    )
+    run = count_release_test.finished_run(self.path('run'), private)
+    arguments = (
+        '--order=2', f'--private_input={private}', f'--run={run}',
+        # Nearly no noise.
+        '--epsilon=5000',
+    )
+    finished = self.run_it(public, arguments=arguments)
+    self.assertEqual((finished.code, finished.stderr), (0, ''))
+    self.assertRegex(
+        finished.stdout,
+        r'(?s)this one together:\nPrivacy report: .* all 6 speakers in each',
+    )
+    contents = run_dir.read_ledger(run)
+    self.assertEqual(contents.rounds[-1].sampling.kind, 'full')
+    text = pathlib.Path(self.path('lm.arpa')).read_text()
+    facts = json.loads(text.splitlines()[0].removeprefix('# '))['private']
+    self.assertEqual(
+        (facts['text'], facts['epsilon'], facts['ledger'][0]),
+        ('fake train.private', 5000, 4),
+    )
+    self.run_it(public)
+    public_only = pathlib.Path(self.path('lm.arpa')).read_text()
+    self.assertNotEqual(text.splitlines()[1:], public_only.splitlines()[1:])
+
+  def test_private_text_without_its_charge_is_refused(self):
+    public = _corpus(self.path('train.public'))
+    for arguments, message in (
+        (('--private_input=x',), '--private_input, --run and --epsilon; see'),
+        (('--run=x', '--epsilon=1'), '--private_input, --run and --epsilon'),
+        (
+            (f'--private_input={public}', '--run=x', '--epsilon=1'),
+            'does not have the clients that x protects',
+        ),
+    ):
+      finished = self.run_it(public, arguments=arguments)
       self.assertEqual(finished.code, 1)
       self.assertRegex(finished.stderr, f'^error: .*{message}.*\n$')
 

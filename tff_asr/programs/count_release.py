@@ -1,0 +1,251 @@
+"""One release of people's counts under differential privacy, by a run's ledger.
+
+Counts of a table, such as how often a word follows another, are summed over the
+private speakers of a run. Each speaker's counts are scaled to an L2 norm of at
+most 1 (as integers are, to exactly 1 unless they are all 0), Gaussian noise of
+standard deviation z is added to the sum, and the ledger of the run is charged
+for one more round, in which all speakers take part. So the epsilon of the
+ledger covers the run's models and the counts together.
+
+Clip, grid and noise are those of training: `privacy.queries`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Optional
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.privacy import accounting
+from tff_asr.privacy import calibration
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import privacy_report
+from tff_asr.privacy import queries
+from tff_asr.programs import private_rounds
+from tff_asr.programs import public_data
+from tff_asr.storage import run_dir
+
+# Counts are at least 1, so every speaker with one is scaled to this norm.
+_CLIP = 1.0
+MAX_ELEMENTS = 2**26  # A table of 512 MiB.
+
+SpeakerCounts = tuple[str, np.ndarray, np.ndarray]
+"""Client id, indices int64 [n] of its table, each once, and counts [n]."""
+
+
+class Release(NamedTuple):
+  """Noised counts.
+
+  Attributes:
+    counts: float64 [num_elements], in units of a speaker's norm.
+    stddev: Standard deviation of the noise of each.
+    delta: Delta of the epsilon that was asked for.
+    head: The ledger's head with the charge.
+    report: Privacy report of the ledger with the charge.
+  """
+
+  counts: np.ndarray
+  stddev: float
+  delta: float
+  head: ledger_lib.Head
+  report: privacy_report.PrivacyReport
+
+
+def release(
+    run: str,
+    speakers: Iterable[SpeakerCounts],
+    *,
+    corpus: str,
+    public_corpora: Sequence[str],
+    num_elements: int,
+    epsilon: float,
+    delta: Optional[float] = None,
+) -> Release:
+  """Releases noised sums of counts, and charges them.
+
+  When this returns, the ledger on disk has the charge. Each call draws other
+  noise and is charged anew.
+
+  Args:
+    run: Folder of a finished run with a privacy ledger.
+    speakers: The counts of every client of the corpus, once.
+    corpus: The run's private data, or a corpus of the same clients.
+    public_corpora: Corpora that are taken as public, as that of the table.
+    num_elements: Size of the table, at most `MAX_ELEMENTS`.
+    epsilon: Of this release alone, above 0.
+    delta: In (0, 1); None: 1 / (10 population).
+
+  Raises:
+    ValueError: The run has not finished, protects other clients, or recordings
+      in place of speakers; its rounds have another neighbouring relation than
+      adding or removing a client; a public corpus has private speakers; or an
+      argument is not as above. Then nothing is charged.
+  """
+  checks.positive(epsilon=epsilon)
+  checks.positive_int(num_elements=num_elements)
+  if num_elements > MAX_ELEMENTS:
+    raise ValueError(
+        f'a table of counts has at most {MAX_ELEMENTS:,} elements, found '
+        f'{num_elements:,}.'
+    )
+  client_ids = _client_ids(run, corpus)
+  for public in public_corpora:
+    found = public_data.count_overlap(run, client_data_lib.load(public))
+    if found.private_speakers:
+      raise ValueError(
+          f'{public} is to be public, but has {found.private_speakers:,} of '
+          f'the private speakers of {run}: take data without them.'
+      )
+  lock = run_dir.RunLock(run)
+  try:
+    with _open_ledger(run) as ledger:
+      charged = ledger.contents.rounds
+      sampling = accounting.Sampling(
+          kind='full', cohort_size=len(client_ids), population=len(client_ids)
+      )
+      none = accounting.RoundGroup(
+          sampling=sampling, noise_multiplier=0, count=0
+      )
+      delta = privacy_report.delta_or_default(delta, [none, *charged])
+      query = _query(
+          num_elements, sampling=sampling, epsilon=epsilon, delta=delta
+      )
+      key = keys.draw()
+      counts, event = _noised_sum(query, speakers, client_ids, key=key)
+      noise_multiplier = float(event.noise_multiplier)
+      cost = accounting.RoundGroup(
+          sampling=sampling,
+          noise_multiplier=noise_multiplier,
+          sampler_epsilon=queries.sampler_epsilon(
+              noise_multiplier, num_elements=num_elements
+          ),
+      )
+      round_num = sum(group.count for group in charged)
+      # On disk before anything can see the counts.
+      ledger.append(ledger_lib.Round(
+          round_num=round_num,
+          cost=cost,
+          identity=ledger_lib.round_identity(
+              noise_key=key,
+              noise_counter=0,
+              # All clients take part: no cohort is drawn.
+              sampler_key=np.zeros_like(key),
+              round_num=round_num,
+              configuration=f'{__name__} {num_elements}',
+          ),
+          result=private_rounds.digest(counts),
+      ))
+      report = privacy_report.of_ledger(ledger.contents, delta=delta)
+      return Release(
+          counts, noise_multiplier * _CLIP, delta, ledger.head, report
+      )
+  finally:
+    lock.release()
+
+
+def _client_ids(run: str, corpus: str) -> list[str]:
+  """Clients of a corpus; raises ValueError unless the run protects them."""
+  data = client_data_lib.load(corpus)
+  speakers = public_data.source(data, is_private=True).speakers_sha256
+  if speakers not in {
+      each.speakers_sha256 for each in public_data.read(run) if each.is_private
+  }:
+    raise ValueError(
+        f'{corpus} does not have the clients that {run} protects, so its '
+        'ledger cannot be charged for them: name the private data of that run.'
+    )
+  return data.client_ids
+
+
+def _open_ledger(run: str) -> ledger_lib.Ledger:
+  """The ledger of a run, to be charged; raises ValueError if it cannot be."""
+  found = run_dir.ledger_of_model(run)
+  if found is None or found[1] is None:
+    raise ValueError(
+        f'{run} is not the folder of a finished run on private data: its '
+        'ledger is to be charged.'
+    )
+  path, head = found
+  ledger = ledger_lib.resume(path, head=head)
+  contents = ledger.contents
+  relation = accounting.neighboring_relation(contents.rounds)
+  problem = ''
+  if contents.privacy_unit != 'speaker':
+    problem = f'it protects single units ({contents.privacy_unit})'
+  elif relation is not dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE:
+    problem = f'its rounds are accounted for under {relation.name}'
+  if problem:
+    ledger.close()
+    raise ValueError(
+        f'the ledger of {run} cannot be charged for counts: {problem}, and '
+        'counts are protected by speaker, under ADD_OR_REMOVE_ONE.'
+    )
+  return ledger
+
+
+def _query(
+    num_elements: int,
+    *,
+    sampling: accounting.Sampling,
+    epsilon: float,
+    delta: float,
+) -> queries.PerLayerClipSumQuery:
+  """The query with as much noise as one release at this epsilon needs."""
+  noise_multiplier = np.float32(
+      calibration.noise_multiplier_for_epsilon(
+          epsilon, sampling=sampling, rounds=1, delta=delta, accountant='pld'
+      )
+  )
+  return queries.PerLayerClipSumQuery(
+      tf.TensorSpec([num_elements]),
+      l2_norm_clip=_CLIP,
+      # Up: a query has float32, which may be the value below.
+      noise_multiplier=float(np.nextafter(noise_multiplier, np.float32('inf'))),
+  )
+
+
+def _noised_sum(
+    query: queries.PerLayerClipSumQuery,
+    speakers: Iterable[SpeakerCounts],
+    client_ids: Iterable[str],
+    *,
+    key: np.ndarray,
+) -> tuple[np.ndarray, dp_accounting.DpEvent]:
+  """The noised sum of clipped counts, and its event."""
+  state = queries.set_noise_key(query.initial_global_state(), key)
+  total = _clipped_sum(query, speakers, client_ids)
+  noised, _, event = query.get_noised_result(tf.constant(total), state)
+  return noised.numpy(), event
+
+
+def _clipped_sum(
+    query: queries.PerLayerClipSumQuery,
+    speakers: Iterable[SpeakerCounts],
+    client_ids: Iterable[str],
+) -> np.ndarray:
+  """The sum of clipped counts, int64, in steps of the query's grid."""
+  state = query.initial_global_state()
+  params = query.derive_sample_params(state)
+  # Traced once. Elements that are 0 are left out: they change no norm.
+  clip = tf.function(
+      lambda values: query.clip(params, values)[0],
+      input_signature=[tf.TensorSpec([None])],
+      autograph=False,
+  )
+  missing = set(client_ids)
+  total = query.initial_sample_state(
+      tf.TensorSpec([query.num_noised])
+  ).numpy()
+  for client_id, indices, values in speakers:
+    # Twice, a client would contribute twice and be charged once.
+    if client_id not in missing or len(np.unique(indices)) != len(indices):
+      raise ValueError(
+          'a client or one of its indices comes twice, or is not of the corpus.'
+      )
+    missing.remove(client_id)
+    total[indices] += clip(np.asarray(values, np.float32)).numpy()
+  return total
