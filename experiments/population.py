@@ -462,10 +462,10 @@ _COHORT = design.Group(
     title='Federated training approaches central training',
     question=(
         'The paper: without DP the gap to central training is large at 8 '
-        'clients a round and gone at 256. Here: 20 rounds of 25 to 400 '
-        'clients, against central training (Adam, the better of two rates on '
-        'the dev speakers) on the same speakers, from the same seed model, for '
-        'about as many utterances.'
+        'clients a round, and gone at 256 only from LS-960. Here: 20 rounds of '
+        '25 to 400 clients, against central training (Adam, the better of two '
+        'rates on the dev speakers) on the same speakers, from the same seed '
+        'model, for about as many utterances.'
     ),
     rows=(
         _SEED_ROW, *(row for size in _COHORTS for row in _cohort_rows(size))

@@ -233,24 +233,28 @@ class ExperimentsRunTest(parameterized.TestCase):
       ),
       (
           'as_published_global', 'cv_en_dp_from_ls',
-          ["CLIP_SPLIT = 'global'", 'BUILD_COHORTS = @cohorts.fixed_size'], [],
+          ["CLIP_SPLIT = 'global'", 'NOISE_MULTIPLIER = 0.0'],
+          ['gin/experiments/as_published.gin'],
       ),
       (
-          'published_numerics', 'cv_federated', [],
+          'as_published_passes', 'cv_federated', [],
+          ['gin/experiments/as_published.gin'],
+      ),
+      (
+          'published_numerics', 'ls_central_100', [],
           ['gin/experiments/published_numerics.gin'],
       ),
       (
-          'published_loader', 'cv_federated', [],
-          ['gin/experiments/published_loader.gin'],
-      ),
-      (
           'no_noise', 'cv_en_dp_from_ls',
-          ["CLIP_SPLIT = 'uniform'", 'NOISE_MULTIPLIER = 0.0', 'L2_NORM_CLIP = 0.001'], [],
+          [
+              "CLIP_SPLIT = 'uniform'", 'NOISE_MULTIPLIER = 0.0',
+              'L2_NORM_CLIP = 0.001',
+          ],
+          [],
       ),
       (
           'noise_on_some_layers', 'cv_en_dp_from_ls',
-          ["NOISED_LAYERS = ('/ln[12]/',)", 'NOISE_MULTIPLIER = 0.003072'],
-          ['gin/privacy/partial_noise.gin'],
+          ["NOISE_FACTORS = {'/ln[12]/': 1, '': 0}"], [],
       ),
       (
           'heavier_layers', 'cv_en_dp_from_ls',

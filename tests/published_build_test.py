@@ -98,14 +98,14 @@ class PublishedBuildTest(parameterized.TestCase):
       ('norms', '/ln[12]/', 4 * 768),
   )
   def test_groups_of_layers_that_get_noise(self, pattern, elements):
-    setting = f"NOISED_LAYERS = ('{pattern}',)"
+    setting = f"NOISE_FACTORS = {{'{pattern}': 1, '': 0}}"
     self.assertIn(setting, experiment_files.read('docs/recipe.md'))
     path = 'gin/experiments/cv_en_dp_from_ls.gin'
     specs = weights_lib.tensor_specs(_part(ctc.build, path)().specs)
     query = config.bind(
         queries.PerLayerClipSumQuery,
-        gin_files=[path, 'gin/privacy/partial_noise.gin'],
-        gin_params=[setting, 'NOISE_MULTIPLIER = 0.003072'],
+        gin_files=[path],
+        gin_params=[setting],
     )(record_specs=specs)
     self.assertEqual(query.num_noised, 36 * elements)
 

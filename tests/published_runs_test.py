@@ -8,9 +8,11 @@ from absl.testing import parameterized
 import numpy as np
 
 from tests import experiment_files
+from tests import published_numbers
 from tff_asr import config
 from tff_asr.optimizers import schedules
 from tff_asr.privacy import accounting
+from tff_asr.privacy import clipping
 from tff_asr.programs import evaluation
 
 _TRAINING = [
@@ -70,22 +72,22 @@ _OF_EACH_MODEL = {
 # the rate, the step at which its decay starts, and the steps of one halving, or
 # None for its function of steps, rate / 2^((t - start + 1) // 50000 + 1).
 _CENTRAL = {
-    '3: seed LS-100': (0.5, 330_000, None),
-    '3: LS-100 to LS-860, central': (0.5, 150_000, None),
-    '3: LS-960, central': (0.5, 250_000, 50_000),
-    '3: CV-en to LS-960, central': (0.5, 100_000, None),
-    '4: CV-en, central': (0.5, 330_000, None),
-    '4: seed CV-en-05': (0.5, 100_000, 25_000),
-    '4: seed CV-en-10': (0.5, 100_000, 25_000),
-    '4: CV-en-10 to 90, central': (0.2, 150_000, None),
-    '4: CV-en-05 to 95, central': (0.5, 150_000, None),
-    '4: LS-100 to CV-en, central': (0.5, 40_000, None),
-    '4: LS-960 to CV-en, central': (0.5, 150_000, None),
-    '10: CV-fr, central': (0.5, 200_000, None),
-    '10: CV-fr-10 to 90, central': (0.2, 150_000, None),
+    ('Table 3', 'seed LS-100'): (0.5, 330_000, None),
+    ('Table 3', 'LS-100 to LS-860, central'): (0.5, 150_000, None),
+    ('Table 3', 'LS-960, central'): (0.5, 250_000, 50_000),
+    ('Table 3', 'CV-en to LS-960, central'): (0.5, 100_000, None),
+    ('Table 4', 'CV-en, central'): (0.5, 330_000, None),
+    ('Table 4', 'seed CV-en-05'): (0.5, 100_000, 25_000),
+    ('Table 4', 'seed CV-en-10'): (0.5, 100_000, 25_000),
+    ('Table 4', 'CV-en-10 to 90, central'): (0.2, 150_000, None),
+    ('Table 4', 'CV-en-05 to 95, central'): (0.5, 150_000, None),
+    ('Table 4', 'LS-100 to CV-en, central'): (0.5, 40_000, None),
+    ('Table 4', 'LS-960 to CV-en, central'): (0.5, 150_000, None),
+    ('Table 10', 'CV-fr, central'): (0.5, 200_000, None),
+    ('Table 10', 'CV-fr-10 to 90, central'): (0.2, 150_000, None),
     # The paper's text has these two the other way round.
-    '10: CV-de, central': (0.2, 150_000, None),
-    '10: CV-de-10 to 90, central': (0.5, 200_000, None),
+    ('Table 10', 'CV-de, central'): (0.2, 150_000, None),
+    ('Table 10', 'CV-de-10 to 90, central'): (0.5, 200_000, None),
 }
 
 
@@ -107,8 +109,60 @@ class _Command(NamedTuple):
     )
 
 
+class _Row(NamedTuple):
+  """A row of docs/recipe.md, a run.
+
+  Attributes:
+    table: Title of its table.
+    run: The run, in words.
+    file: Its file of gin/experiments.
+    differs_by: Further gin files, and settings.
+    reading: What the paper leaves open in it.
+    wer: The printed word error rates, or words.
+    hours: A100 hours, or ''.
+    source: Source of the settings.
+  """
+
+  table: str
+  run: str
+  file: str
+  differs_by: tuple[str, ...]
+  reading: str
+  wer: str
+  hours: str
+  source: str
+
+  @property
+  def command(self) -> _Command:
+    """The flags that the page's command has for this row."""
+    is_file = lambda each: each.startswith('gin/')
+    return _Command(
+        (
+            f'gin/experiments/{self.file}.gin',
+            *filter(is_file, self.differs_by),
+        ),
+        tuple(each for each in self.differs_by if not is_file(each)),
+    )
+
+
+def _read_rows() -> list[_Row]:
+  """The rows of docs/recipe.md."""
+  found, table = [], ''
+  for line in experiment_files.read('docs/recipe.md').splitlines():
+    if line.startswith('### '):
+      table = line.removeprefix('### ').split(':')[0]
+    cells = [cell.strip() for cell in line.strip('|').split(' |')]
+    if len(cells) == 7 and re.fullmatch(r'`(ls|cv)_\w+`', cells[1]):
+      run, file, differs_by, *rest = cells
+      found.append(_Row(
+          table, run, file.strip('`'),
+          tuple(re.findall('`(.+?)`', differs_by)), *rest,
+      ))
+  return found
+
+
 def _commands(run: str, arguments: str) -> list[_Command]:
-  """The commands of a table's row; {a, b} stands for a command with each."""
+  """The commands of a row of pre-training; {a, b} stands for each of them."""
   # A mapping of gin has colons.
   braces = re.findall(r'\{([^{}:]*)\}', arguments)
   found = []
@@ -149,12 +203,16 @@ def _table(page: str, prefixes: str) -> list[list[str]]:
   ]
 
 
-_ROWS = _table('docs/recipe.md', 'ls|cv')
+_ROWS = _read_rows()
 
 
-def _row(paper: str) -> list[_Command]:
-  (row,) = [row for row in _ROWS if row[0] == paper]
-  return _commands(row[1], row[2])
+def _row(table: str, run: str, *settings: str) -> _Row:
+  """The first row of a run with these settings."""
+  return next(
+      row for row in _ROWS
+      if (row.table, row.run) == (table, run)
+      and set(settings) <= set(row.differs_by)
+  )
 
 
 class SettingsTest(parameterized.TestCase):
@@ -219,10 +277,10 @@ class SettingsTest(parameterized.TestCase):
             int(found['NUM_STEPS']),
         )
 
-  @parameterized.named_parameters((paper, paper) for paper in _CENTRAL)
-  def test_central_rates_are_the_published_ones(self, paper):
-    rate, start, halving = _CENTRAL[paper]
-    (command,) = _row(paper)
+  @parameterized.parameters(*_CENTRAL)
+  def test_central_rates_are_the_published_ones(self, table, run):
+    rate, start, halving = _CENTRAL[table, run]
+    command = _row(table, run).command
     schedule = config.bind(
         schedules.warmup,
         gin_files=command.gin_files,
@@ -258,51 +316,169 @@ class RecipeTest(parameterized.TestCase):
 
   def test_each_file_and_each_table_of_the_paper_has_a_row(self):
     self.assertEqual(
-        {row[1] for row in _ROWS}, set(map(experiment_files.name, _TRAINING))
+        {row.file for row in _ROWS}, set(map(experiment_files.name, _TRAINING))
     )
+    tables = ' '.join(row.table for row in _ROWS)
     for table in range(3, 22):
-      self.assertTrue(
-          any(re.match(rf'(\d+, )?{table}[:,]', row[0]) for row in _ROWS),
-          table,
-      )
+      self.assertRegex(tables, rf'\b{table}\b')
+    self.assertLen(set(_ROWS), len(_ROWS))
 
-  @parameterized.named_parameters(
-      (f'{index}_{row[0]}', row) for index, row in enumerate(_ROWS)
-  )
-  def test_a_row_binds_and_has_a_word_error_rate_for_each_command(self, row):
-    _, run, arguments, wer, cost, _ = row
-    commands = _commands(run, arguments)
-    # All commands of a row set the same macros: the first is enough to bind.
-    found = commands[0].settings()
-    for param in commands[0].gin_params:
-      self.assertIn(param.partition(' = ')[0], found)
-    rates = re.findall(r'[\d.]+/[\d.]+', wer)
-    self.assertIn(len(rates), (0, len(commands)))
-    self.assertIn(len(cost.split(', ')), (1, len(commands)))
+  def test_rows_bind_with_their_settings(self):
+    # Rows of one file that set the same macros bind alike.
+    kinds = {}
+    for row in _ROWS:
+      names = [each.partition(' = ')[0] for each in row.differs_by]
+      kinds.setdefault((row.file, *sorted(names)), row)
+    self.assertGreater(len(kinds), 50)
+    for row in kinds.values():
+      with self.subTest(row):
+        found = row.command.settings()
+        for param in row.command.gin_params:
+          self.assertIn(param.partition(' = ')[0], found)
+
+  @parameterized.parameters(*_ROWS)
+  def test_a_row_says_what_it_takes(self, *row):
+    row = _Row(*row)
+    kind = re.search('central|dp|steps', row.file)
+    is_global = "CLIP_SPLIT = 'global'" in row.differs_by
+    expected = {
+        'central': 'numerics', 'steps': 'steps', None: 'passes',
+        'dp': 'cohorts' if is_global else 'clip',
+    }[kind and kind[0]]
+    largest = 64 if row.file.startswith('ls') else 256
+    if expected == 'passes' and f'COHORT_SIZE = {largest}' in row.differs_by:
+      expected = f'passes, {published_numbers.PROCESSES_OF_THE_LARGEST}'
+    self.assertEqual(row.reading, expected)
+    self.assertRegex(row.source, r'^(code|paper|guess|choice)\b')
+    self.assertRegex(row.wer, r'^[\d.]+/[\d.]+$|^[a-z]')
+    self.assertRegex(row.hours, r'^[\d,]*$')
+
+  @parameterized.parameters(3, 4, 15, 16, 17, 18, 20, 21)
+  def test_word_error_rates_are_the_paper_s(self, table):
+    columns = getattr(published_numbers, f'TABLE_{table}')
+    for run, printed in columns.items():
+      found = {}
+      for row in _ROWS:
+        if (row.table, row.run) == (_title(table), run):
+          settings = dict(each.split(' = ') for each in row.differs_by
+                          if ' = ' in each)
+          column = settings.get('COHORT_SIZE')
+          if '_dp_' in row.file:
+            # z over 1,024, in 1e-6; the default is 3.
+            z = float(settings.get('NOISE_MULTIPLIER', 0.003072))
+            column = round(z / 1024 * 1e6, 3)
+          found[column and int(column) if table < 17 else column] = row.wer
+      self.assertEqual(printed.items() & found.items(), printed.items(), run)
+
+  def test_hours_are_the_paper_s(self):
+    for row in _ROWS:
+      if not row.hours:
+        continue
+      with self.subTest(row):
+        hours = int(row.hours.replace(',', ''))
+        found = row.command.settings()
+        by_cohort = published_numbers.HOURS_OF_PASSES.get(row.file)
+        if by_cohort:
+          self.assertEqual(hours, by_cohort[int(found['COHORT_SIZE'])])
+        else:
+          self.assertEqual(found['COHORT_SIZE'], '1024')
+          language = found.get('LANGUAGE', "'en'").strip("'")
+          is_noised = float(found['NOISE_MULTIPLIER']) > 0
+          self.assertEqual(
+              hours, published_numbers.HOURS_OF_STEPS[language, is_noised]
+          )
+
+  def test_runs_have_the_code_s_rounds(self):
+    for name in _FEDERATED:
+      found = _Command((f'gin/experiments/{name}.gin',), ()).settings()
+      expected = 64_000 if name == 'ls_federated_100' else (
+          published_numbers.NUM_ROUNDS
+      )
+      self.assertEqual(int(found['NUM_ROUNDS']), expected, name)
+
+  def test_figures_of_noise_by_layer_have_their_captions_settings(self):
+    rows = [row for row in _ROWS if row.run.startswith('Figure 1')]
+    self.assertLen(rows, 20)
+    caption = published_numbers.NOISE_BY_LAYER
+    splits = {'15 left': 'global', '15 right': 'uniform', '16': 'dim'}
+    for row in rows:
+      found = row.command.settings()
+      self.assertAlmostEqual(
+          float(found['NOISE_MULTIPLIER']),
+          caption['sigma'] * caption['cohort'],
+      )
+      self.assertEqual(
+          (float(found['L2_NORM_CLIP']), int(found['NUM_ROUNDS']),
+           int(found['COHORT_SIZE']), found['INIT_FROM_RUN']),
+          (caption['clip'], caption['rounds'], caption['cohort'],
+           "'runs/ls_central_100'"),
+      )
+      (split,) = [
+          split for panel, split in splits.items()
+          if f'Figure {panel}' in row.run
+      ]
+      self.assertEqual(found['CLIP_SPLIT'], f"'{split}'")
+
+  def test_the_gap_to_central_training_at_256_clients(self):
+    # docs/results.md: it is gone from LS-960 only.
+    rate = lambda run, column: float(
+        published_numbers.TABLE_4[run][column].split('/')[0]
+    )
+    gaps = {
+        run: rate(run, 256) - rate(f'{run}, central', None)
+        for run in published_numbers.TABLE_4 if 'central' not in run
+    }
+    self.assertEqual([run for run, gap in gaps.items() if gap <= 0],
+                     ['LS-960 to CV-en'])
+    text = ' '.join(experiment_files.read('docs/results.md').split())
+    self.assertIn('only from LS-960 (13.7 against 14.1 %', text)
 
   def test_a_row_s_arguments_have_their_effect(self):
-    (dim, *_), (de, *_) = _row('1, 17: dim'), _row('18: CV-de-10 to 90, global')
-    self.assertEqual(dim.settings()['CLIP_SPLIT'], "'dim'")
+    dim = _row('Tables 1 and 17', 'dim').command.settings()
+    self.assertEqual(dim['CLIP_SPLIT'], "'dim'")
+    de = _row('Table 18', 'CV-de-10 to 90, global').command.settings()
     self.assertEqual(
-        [de.settings()[name] for name in (
+        [de[name] for name in (
             'LANGUAGE', 'CLIP_SPLIT', 'NUM_ROUNDS', 'SEED_RUN',
         )],
-        ["'de'", "'global'", '2002', "'runs/cv_de_central_10'"],
+        ["'de'", "'global'", '2000', "'runs/cv_de_central_10'"],
     )
 
-  def test_as_published_rescales_layers_and_fixes_cohorts(self):
-    (command, *_) = _row('1, 17: dim')
-    found = command._replace(
-        gin_files=(*command.gin_files, 'gin/experiments/as_published.gin')
-    ).settings()
+  @parameterized.parameters(*_FEDERATED)
+  def test_as_published_is_one_file_for_each_federated_run(self, name):
+    files = (f'gin/experiments/{name}.gin', 'gin/experiments/as_published.gin')
+    found = _Command(files, ()).settings()
     self.assertEqual(found['CLIP_RULE'], "'rescale'")
     self.assertEqual(found['BUILD_COHORTS'], '@cohorts.fixed_size')
+    self.assertEqual(found['FRONT_PADDING'], "'flax_same'")
+    # 22 copies of an utterance, or 10 steps.
+    self.assertIn(
+        (found['NUM_LOCAL_EPOCHS'], found['NUM_LOCAL_STEPS']),
+        [('11', 'None'), ('11', '10')],
+    )
+    self.assertIn('Pipeline.repeats = 2', config.text().replace(
+        'pipeline.', ''
+    ))
+    # Clients of a run of steps are dealt out evenly.
+    self.assertEqual(
+        found['NUM_PROCESSES'] == '%PUBLISHED_PROCESSES'
+        and found['PUBLISHED_PROCESSES'],
+        '2' if found['NUM_LOCAL_STEPS'] == 'None' else '1',
+    )
+    # Global clipping takes the same file.
+    config.bind(
+        clipping.Clipping, gin_files=files, gin_params=["CLIP_SPLIT = 'global'"]
+    )()
 
   @parameterized.parameters(*_TRAINING)
   def test_a_header_says_what_to_expect_and_how_to_run_it(self, path):
     header = experiment_files.read(path).split('from __gin__')[0]
     for part in ('Expected WER', 'Cost', 'Table', f'--gin_file={path}'):
       self.assertIn(part, header)
+
+
+def _title(table: int) -> str:
+  return 'Tables 1 and 17' if table == 17 else f'Table {table}'
 
 
 class PretrainingRowsTest(parameterized.TestCase):

@@ -90,7 +90,7 @@ _NEXT = f"""
 
 _QUERIES = mechanisms.QUERIES | dict(
     partial=mechanisms.build(
-        clip=1.5, multiplier=2.0, noised_layers=['a']
+        clip=1.5, multiplier=2.0, noise_factors={'a': 1.0, '': 0.0}
     ),
 )
 _BLT = mechanisms.CORRELATED.strategy

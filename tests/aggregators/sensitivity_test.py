@@ -5,7 +5,7 @@ client that runs other code is not bounded (docs/privacy.md).
 
 Attacks run through the executed TFF computation, on several devices and
 threads. A release is a function of a sum of integers, which these tests read:
-its norm is compared with C in whole numbers. Noise is off, as it does not
+its norm is compared with C in whole numbers. Noise is not added, as it does not
 depend on the updates (`dp_mean_test`). privacy/adaptive_query_test covers the
 counts of adaptive clips.
 """
@@ -47,9 +47,7 @@ _ADAPTIVE = {
     'adaptive': {},
     'adaptive_modules': {},
     # Correlated noise has a different grid: C / g is a power of two.
-    'adaptive_correlated': dict(
-        noise_multiplier=1.0, noise=mechanisms.CORRELATED
-    ),
+    'adaptive_correlated': dict(noise=mechanisms.CORRELATED),
 }
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(
     (name, tff.TensorType(np.float32, shape))
@@ -72,7 +70,7 @@ _INVALID = (math.nan, math.inf, -math.inf)
 def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
   settings = dict(
       l2_norm_clip=clip,
-      noise_multiplier=0.0,
+      noise_multiplier=1.0,
       clipping=clipping_lib.Clipping(**_CLIPPINGS[name]),
   )
   build_query = functools.partial(queries.PerLayerClipSumQuery, **settings)

@@ -205,10 +205,10 @@ class ExampleGradientsTest(parameterized.TestCase):
         num_clipped += np.any(part != gradient[name])
         expected[name] = expected[name] + part
     self.assertGreater(num_clipped, 10)
-    grid = float(query.grid_step(query_state))
+    unit = float(query.sum_unit(query_state))
     for name, value in expected.items():
       np.testing.assert_allclose(
-          grid * np.asarray(found.records[name]),
+          unit * np.asarray(found.records[name]),
           value,
           rtol=1e-5,
           atol=1e-5 * _CLIP,

@@ -97,7 +97,10 @@ def _load_shards(num_clients: int) -> client_data.SpeechClientData:
 def _of_shards(num_clients: int) -> tff.learning.templates.LearningProcess:
   """A process that tests share: over shards of 3 clients or of more."""
   return _build(
-      aggregator=fakes.clipped_mean(cohort_size=_COHORT_SIZE, clip=0.1),
+      # With noise sums are of integers.
+      aggregator=fakes.clipped_mean(
+          cohort_size=_COHORT_SIZE, clip=0.1, noise=1.0
+      ),
       data=_load_shards(num_clients),
       model=tiny.recognizer(dropout=0.2),
       num_steps=2,
@@ -493,13 +496,37 @@ class ProcessTest(cases.TestCase):
         tff.framework.get_context_stack().install(context),
         mock.patch.object(multi_device._Runner, 'run_clients', look),
     ):
-      state = process.initialize()
+      state = fed_avg.set_noise_key(process.initialize(), keys.draw())
       for cohort in (['cai', 'ann', 'bob'], ['ann'], ['bob'], ['cai']):
         process.next(state, _load_shards(3).records_of(cohort))
     together, *alone = sums
+    self.assertLen(together, len(tiny.recognizer().specs))
     self.assertTrue(all(np.any(part) for one in alone for part in one[:1]))
     for whole, *parts in zip(together, *alone, strict=True):
       np.testing.assert_array_equal(whole, sum(parts))
+
+  def test_a_round_of_two_processes_is_the_mean_of_their_means(self):
+    data = client_data.SpeechClientData(
+        _load_shards(3).client_index, num_processes=2
+    )
+    process = _build(data=data, model=tiny.recognizer(), num_steps=1)
+    state = process.initialize()
+
+    def mean(*cohort):
+      done = process.next(state, data.records_of(cohort)).state
+      # SGD at a rate of 1: weights move by minus the mean.
+      return {
+          name: state.global_model_weights[name] - value
+          for name, value in done.global_model_weights.items()
+      }
+
+    # bob has 5 utterances, ann 3 and cai 1: one process has bob alone.
+    ann, bob, cai = (mean(client) for client in ('ann', 'bob', 'cai'))
+    for name, found in mean('ann', 'bob', 'cai').items():
+      expected = 3 * (bob[name] + (ann[name] + cai[name]) / 2) / 2
+      np.testing.assert_allclose(
+          found, expected, rtol=1e-4, atol=1e-7, err_msg=name
+      )
 
   def test_without_frozen_layers_all_weights_are_sent(self):
     weights = _model().initialize(tf.constant([1, 2]))

@@ -130,11 +130,6 @@ class DivideTest(parameterized.TestCase):
       ('no_split', dict(split=None), 'split must'),
       ('layers', dict(layers='blocks'), "layers must .* found 'blocks'"),
       ('rule', dict(rule='scale'), "rule must .* found 'scale'"),
-      (
-          'rescaled_as_one',
-          dict(rule='rescale'),
-          "'rescale' brings each layer .* found 'global'",
-      ),
       ('weights_of_one', dict(weights={'a': 2.0}), 'weights divide C'),
       (
           'zero_weight',

@@ -43,15 +43,17 @@ def _query(record, clip=1.0, multiplier=0.0, split='global', **clipping):
 
 def _clip(record, clip, **clipping):
   """Returns the clipped record, as float64 arrays in a list of layers."""
-  query = _query(record, clip, **clipping)
+  # With noise, where there is a clip: only then records are on a grid.
+  multiplier = 1.0 if math.isfinite(clip) else 0.0
+  query = _query(record, clip, multiplier, **clipping)
   state = query.initial_global_state()
   clipped = query.preprocess_record(
       query.derive_sample_params(state),
       tf.nest.map_structure(tf.constant, record),
   )
   tf.nest.assert_same_structure(clipped, record)
-  grid = float(query.grid_step(state))
-  return [grid * layer.numpy() for layer in tf.nest.flatten(clipped)]
+  unit = float(query.sum_unit(state))
+  return [unit * layer.numpy() for layer in tf.nest.flatten(clipped)]
 
 
 def _grid(clip: float, size: int = 1) -> float:
@@ -304,7 +306,7 @@ class ClippingTest(parameterized.TestCase):
 
   def test_sums_start_at_integers(self):
     record = [tf.ones([2]), tf.ones([])]
-    query = _query(record)
+    query = _query(record, multiplier=1.0)
     for start in (record, [tf.TensorSpec([2]), tf.TensorSpec([])]):
       total = query.initial_sample_state(start)
       self.assertEqual([layer.dtype for layer in total], [tf.int64] * 2)
@@ -385,9 +387,8 @@ class NoiseTest(parameterized.TestCase):
     result, state, event = query.get_noised_result(
         total, query.initial_global_state()
     )
-    unit = _grid(clip) if math.isfinite(clip) else 1
     for found, expected in zip(result, ([15, -2], 3)):
-      np.testing.assert_array_equal(found, unit * np.array(expected))
+      np.testing.assert_array_equal(found, expected)
     self.assertEqual(int(state.counter), 1)
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
 
@@ -432,12 +433,12 @@ class NoiseTest(parameterized.TestCase):
 
 class PartialNoiseTest(parameterized.TestCase):
 
+  # Whole steps of the grid.
   total = collections.OrderedDict(
       block_00=collections.OrderedDict(
-          w1=tf.fill([3, 2], tf.constant(1, tf.int64)),
-          wf=tf.fill([5], tf.constant(2, tf.int64)),
+          w1=tf.fill([3, 2], _grid(0.5)), wf=tf.fill([5], 2 * _grid(0.5)),
       ),
-      head=tf.fill([4], tf.constant(3, tf.int64)),
+      head=tf.fill([4], 3 * _grid(0.5)),
   )
   arguments = dict(
       l2_norm_clip=0.5,
@@ -445,59 +446,113 @@ class PartialNoiseTest(parameterized.TestCase):
       clipping=clipping_lib.Clipping(split='uniform'),
   )
 
-  def query(self, *noised):
+  def query(self, factors=None):
     return queries.PerLayerClipSumQuery(
         tf.nest.map_structure(tf.TensorSpec.from_tensor, self.total),
-        noised_layers=noised or None,
+        noise_factors=factors,
         **self.arguments,
     )
 
-  def test_chosen_layers_have_the_bits_of_noise_everywhere_others_none(self):
-    def noised(query):
-      state = queries.set_noise_key(query.initial_global_state(), _KEY)
-      return query.get_noised_result(self.total, state)
+  def noised(self, query, total):
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    return query.get_noised_result(total, state)
 
-    everywhere, _, _ = noised(self.query())
-    result, state, event = noised(self.query('/w1$', 'head'))
+  def test_layers_have_their_factors_of_the_noise_that_all_would_have(self):
+    everywhere, _, _ = self.noised(self.query(), tf.nest.map_structure(
+        lambda x: tf.cast(x / _grid(0.5), tf.int64), self.total
+    ))
+    # The first pattern that is found decides; w1 keeps its noise.
+    result, state, event = self.noised(
+        self.query({'head': 0.5, '(wf|head)$': 0.0}), self.total
+    )
+    noise = everywhere['head'].numpy() - self.total['head'].numpy()
     for expected, found in (
         (everywhere['block_00']['w1'], result['block_00']['w1']),
-        (2 * _grid(0.5), result['block_00']['wf']),
-        (everywhere['head'], result['head']),
+        (self.total['block_00']['wf'], result['block_00']['wf']),
+        (self.total['head'].numpy() + noise / 2, result['head']),
     ):
       np.testing.assert_array_equal(found, expected)
-    self.assertTrue(np.all(everywhere['head'] != 3 * _grid(0.5)))
+    self.assertTrue(np.all(noise != 0))
     self.assertEqual(int(state.counter), 1)
     # A round counts as one without noise.
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
-    # w1 has 3 x 2, wf 5, the head 4.
-    for noised, count in ((['/w'], 11), (['head'], 4), ([], 15)):
-      self.assertEqual(self.query(*noised).num_noised, count)
+
+  @parameterized.parameters(
+      # w1 has 3 x 2, wf 5, the head 4.
+      ({'/w': 1.0, '': 0.0}, 11), ({'head': 0.0}, 11), (None, 15),
+      ({'head': 0.5}, 12), ({'head': 1.0}, 15),
+  )
+  def test_elements_count_by_the_square_of_their_factor(self, factors, count):
+    self.assertEqual(self.query(factors).num_noised, count)
 
   def test_all_layers_are_clipped(self):
-    query = self.query('head')
+    query = self.query({'head': 0.0})
     clipped = query.preprocess_record(
         query.derive_sample_params(query.initial_global_state()),
-        tf.nest.map_structure(
-            lambda value: tf.cast(value, tf.float32), self.total
-        ),
+        tf.nest.map_structure(lambda value: value / _grid(0.5), self.total),
     )
     for layer in tf.nest.flatten(clipped):
       # C / sqrt(H) = .5 / sqrt(3).
-      self.assertAlmostEqual(
-          _grid(0.5) * _norm([layer]), 0.2886751, places=6
-      )
+      self.assertAlmostEqual(_norm([layer]), 0.2886751, places=6)
 
   @parameterized.parameters(
-      ((), 'a list of regular expressions'),
-      ('head', 'a list of regular expressions'),
-      (('(',), r"'\(' is not a regular expression"),
-      (('head', 'w3'), "'w3' is found in none of the 3 layers"),
+      ({}, 'noise_factors is empty'),
+      ({'(': 1.0}, r"'\(' is not a regular expression"),
+      ({'head': 1.0, 'w3': 0.0}, "'w3' is found in none of the 3 layers"),
+      ({'head': -1.0}, 'noise factor of head'),
   )
-  def test_bad_arguments_are_named(self, noised, message):
+  def test_bad_arguments_are_named(self, factors, message):
     with self.assertRaisesRegex(ValueError, message):
-      queries.PerLayerClipSumQuery(
-          self.total, noised_layers=noised, **self.arguments
-      )
+      self.query(factors)
+
+
+class FloatSumsTest(parameterized.TestCase):
+  """Without a guarantee sums are float32."""
+
+  @parameterized.named_parameters(
+      ('noise', 1.0, 2.0, None, tf.int64, 2.0),
+      ('no_noise', 1.0, 0.0, None, tf.float32, 0.0),
+      ('no_clip', math.inf, 0.0, None, tf.float32, 0.0),
+      ('factors_of_1', 1.0, 2.0, {'': 1.0}, tf.float32, 0.0),
+  )
+  def test_an_epsilon_is_claimed_for_sums_of_integers_only(
+      self, clip, multiplier, factors, dtype, charged
+  ):
+    query = queries.PerLayerClipSumQuery(
+        [tf.TensorSpec([2])], l2_norm_clip=clip, noise_multiplier=multiplier,
+        noise_factors=factors,
+    )
+    (start,) = query.initial_sample_state([tf.zeros([2])])
+    state = query.initial_global_state()
+    (record,) = query.preprocess_record(
+        query.derive_sample_params(state), [tf.ones([2])]
+    )
+    self.assertEqual((start.dtype, record.dtype), (dtype, dtype))
+    # Also of a state of a query with noise.
+    state = state._replace(noise_multiplier=tf.constant(2.0))
+    self.assertEqual(
+        query.event(state), dp_accounting.GaussianDpEvent(charged)
+    )
+
+  def test_small_layers_keep_their_direction(self):
+    # The paper's norms: .7 of a delta, 1e-6 of an attention output (H.3).
+    rng = np.random.default_rng(1)
+    shapes = {'large': [1000], 'small': [768, 768]}
+    record = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    for name, norm in (('large', 0.7), ('small', 1e-6)):
+      record[name] *= norm / np.linalg.norm(record[name])
+    record = {
+        name: tf.constant(value, tf.float32) for name, value in record.items()
+    }
+    kept = {}
+    for multiplier in (0.0, 1.0):
+      query = _query(record, 0.01, multiplier)
+      params = query.derive_sample_params(query.initial_global_state())
+      found = query.preprocess_record(params, record)['small'].numpy()
+      kept[multiplier] = np.mean(found != 0)
+    self.assertEqual(kept[0.0], 1)
+    # On the grid of g = 2^-31, elements of 2e-11 are 0.
+    self.assertEqual(kept[1.0], 0)
 
 
 def _drifting_sum(num_records: int) -> np.ndarray:

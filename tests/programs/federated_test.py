@@ -414,6 +414,14 @@ class FederatedTest(_RunTestCase):
           on_shared_data='not_private',
       )
 
+  def test_weights_by_others_data_are_refused_with_noise(self):
+    data = client_data_lib.SpeechClientData(
+        _shared()['client_data'].client_index, num_processes=2
+    )
+    with self.assertRaisesRegex(ValueError, 'which no noise makes private'):
+      _train(self.run, client_data=data)
+    self.assertFalse(os.path.exists(self.file('ledger.jsonl')))
+
   def test_the_report_names_the_public_model_of_the_front_end(self):
     public = front_end_lib.PublicSource(
         name='whisper-tiny.en', licence='MIT', source='here', sha256='1a5a' * 16

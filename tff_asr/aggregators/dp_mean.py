@@ -115,10 +115,10 @@ class _DpMean(aggregation.AccountedFactory):
       squares = sequential.sequential_map(
           grid_clipper.squared_norm, tf.nest.flatten(query.updates_of(total))
       )
-      grid_step = query.grid_step(query_state) / self._cohort_size
+      unit = query.sum_unit(query_state) / self._cohort_size
       # Computed from the sum without noise.
       measurements['not_private']['signal_norm'] = tf.cast(
-          tf.sqrt(tf.add_n(squares)) * grid_step, tf.float32
+          tf.sqrt(tf.add_n(squares)) * unit, tf.float32
       )
       return query.get_noised_result(total, query_state)
 

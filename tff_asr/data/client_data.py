@@ -19,8 +19,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import index
+from tff_asr.data import process_means
 from tff_asr.data import records
 from tff_asr.data import schema
 
@@ -32,12 +34,21 @@ _CLIENT_RECORDS_TYPE = tff.to_type(
         offsets=tff.TensorType(np.int64, [None]),
     )
 )
+_WEIGHTED_CLIENT_RECORDS_TYPE = tff.to_type(
+    records.WeightedClientRecords(
+        client_id=np.str_,
+        shard=np.int64,
+        offsets=tff.TensorType(np.int64, [None]),
+        weight=np.float32,
+    )
+)
 
 
 def load(
     path: str | os.PathLike[str],
     *,
     client_ids: Iterable[str] | None = None,
+    num_processes: int = 1,
 ) -> 'SpeechClientData':
   """Opens a corpus folder, or some clients of it.
 
@@ -57,12 +68,15 @@ def load(
   Args:
     path: A split's folder, as written by `data_tools`.
     client_ids: The clients to keep; None keeps all.
+    num_processes: Above 1, clients that `records_of` returns together have the
+      weights of `process_means`, which depend on each other's data: no noise
+      makes that private.
 
   Raises:
     ValueError: If the folder is missing, damaged or not a corpus, or a client
       is not in it.
   """
-  data = SpeechClientData(index.read(path))
+  data = SpeechClientData(index.read(path), num_processes=num_processes)
   return data if client_ids is None else data.select(client_ids)
 
 
@@ -115,9 +129,18 @@ def dataset_computation(
   """
   if isinstance(client_data, SpeechClientData):
 
-    @tff.tensorflow.computation(_CLIENT_RECORDS_TYPE)
+    is_weighted = client_data.num_processes > 1
+
+    @tff.tensorflow.computation(
+        _WEIGHTED_CLIENT_RECORDS_TYPE if is_weighted else _CLIENT_RECORDS_TYPE
+    )
     def locate(client):
-      rows = records.locations_of(records.ClientRecords(*client))
+      fields = list(client)
+      rows = records.locations_of(records.ClientRecords(*fields[:3]))
+      if is_weighted:
+        rows[records.WEIGHT] = tf.fill(
+            tf.shape(rows[records.OFFSET]), fields[3]
+        )
       return tf.data.Dataset.from_tensor_slices(rows)
 
     return locate, client_data.read
@@ -175,7 +198,9 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
   of the utterance ids.
   """
 
-  def __init__(self, corpus_index: index.Index):
+  def __init__(self, corpus_index: index.Index, *, num_processes: int = 1):
+    checks.positive_int(num_processes=num_processes)
+    self.num_processes = num_processes
     self._corpus, self._clients, self._offsets = corpus_index
     self._rows = {
         client_id: row
@@ -218,8 +243,10 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
 
   def records_of(
       self, client_ids: Iterable[str]
-  ) -> list[records.ClientRecords]:
+  ) -> list[records.ClientRecords] | list[records.WeightedClientRecords]:
     """Returns where the records of these clients lie, in the order given.
+
+    With several processes, they have the weights of a round of these clients.
 
     Raises:
       ValueError: If an id is not among `client_ids`.
@@ -232,7 +259,15 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
       found.append(
           records.ClientRecords(client_id, self._clients.shards[row], offsets)
       )
-    return found
+    if self.num_processes == 1:
+      return found
+    weights = process_means.client_weights(
+        [len(each.offsets) for each in found], num_processes=self.num_processes
+    )
+    return [
+        records.WeightedClientRecords(*each, np.float32(weight))
+        for each, weight in zip(found, weights)
+    ]
 
   def record_locations(self, numbers: np.ndarray) -> records.RecordLocations:
     """Returns the locations of utterances of any clients.
@@ -323,7 +358,10 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     # The rows keep their stretches of the offsets, which stay as they are.
     columns = (column[rows] for column in self._clients[1:])
     clients = index.Clients(selected, *columns)
-    return SpeechClientData(index.Index(self._corpus, clients, self._offsets))
+    return SpeechClientData(
+        index.Index(self._corpus, clients, self._offsets),
+        num_processes=self.num_processes,
+    )
 
   def num_utterances(self, client_id: str) -> int:
     """Returns how many utterances a client has.

@@ -31,6 +31,7 @@ from tff_asr.data import schema
 
 OFFSET = 'offset'
 SHARD = 'shard'
+WEIGHT = 'weight'
 LENGTH = 'length'
 
 # Most records are larger: read further in steps of this.
@@ -51,6 +52,15 @@ class ClientRecords(NamedTuple):
   client_id: str | tf.Tensor
   shard: np.int64 | tf.Tensor
   offsets: np.ndarray | tf.Tensor
+
+
+class WeightedClientRecords(NamedTuple):
+  """`ClientRecords` with the factor of the client's delta, float32 []."""
+
+  client_id: str | tf.Tensor
+  shard: np.int64 | tf.Tensor
+  offsets: np.ndarray | tf.Tensor
+  weight: np.float32 | tf.Tensor
 
 
 RecordLocations = collections.OrderedDict[str, tf.Tensor]

@@ -34,6 +34,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.models import weights as weights_lib
 
 _WEIGHTS = ('utterances', 'seconds')
@@ -269,6 +270,8 @@ def _build_train(
         weights,
         totals,
         client_id=client.client_id,
+        # Where rounds are means of processes' means (`process_means`).
+        weights=client.rows.get(records.WEIGHT),
         local=local,
         frozen=frozen,
         frame_shift_sec=pipeline.front_end.frame_shift_sec,
@@ -327,6 +330,7 @@ def _result(
     totals: _Totals,
     *,
     client_id: tf.Tensor,
+    weights: Optional[tf.Tensor],
     local: LocalTraining,
     frozen: Collection[str],
     frame_shift_sec: float,
@@ -339,12 +343,13 @@ def _result(
       weights_lib.without(frozen, after),
   )
   audio_sec = totals['num_frames'] * frame_shift_sec
+  factor = None if weights is None else weights[0]
   if local.weigh_by is not None:
-    # Before the clip, so that what one client adds to the sum stays below C.
     weight = num_utterances if local.weigh_by == 'utterances' else audio_sec
-    delta = tf.nest.map_structure(
-        lambda part: part * (weight / local.mean_weight), delta
-    )
+    factor = weight / local.mean_weight * (1.0 if factor is None else factor)
+  if factor is not None:
+    # Before the clip, so that what one client adds to the sum stays below C.
+    delta = tf.nest.map_structure(lambda part: part * factor, delta)
   parts = tf.nest.flatten(delta)
   norm = tf.linalg.global_norm(parts)
   # The test by which the query replaces an update by zeros. Not by the norm,

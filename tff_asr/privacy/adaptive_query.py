@@ -266,7 +266,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
         sample_state, global_state
     )
     # From here on only noised values are used.
-    counts = noised.counts / (self.grid_step(global_state) * self._count_steps)
+    counts = noised.counts / (self.sum_unit(global_state) * self._count_steps)
     share = counts / (2 * self._cohort_size) + 0.5
     # The noise can carry a share out of [0, 1].
     share = tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)

@@ -85,7 +85,8 @@ class Clipping:
       definition. `rescale` is what the paper's published code does instead. If
       the whole update's norm exceeds C, it brings every layer to exactly C_h,
       smaller layers upwards (except a layer of zeros, or of a norm up to
-      2^-90). Otherwise nothing changes.
+      2^-90). Otherwise nothing changes. With one norm over all layers, both
+      rules are the same.
   """
 
   split: str = 'global'
@@ -97,11 +98,6 @@ class Clipping:
     checks.one_of(SPLITS, split=self.split)
     checks.one_of(LAYERS, layers=self.layers)
     checks.one_of(RULES, rule=self.rule)
-    if self.split == 'global' and self.rule == 'rescale':
-      raise ValueError(
-          "rule 'rescale' brings each layer to its own norm: it needs "
-          "split 'uniform' or 'dim', found 'global'."
-      )
     if self.weights is None:
       return
     if self.split == 'global':

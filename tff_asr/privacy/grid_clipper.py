@@ -58,13 +58,17 @@ class GridClipper:
     - A record with a NaN or an infinity anywhere becomes all zeros.
     - C = inf clips nothing. Such records have no bound, so no grid holds them:
       they stay float32.
+    - Without noise (`is_exact` False) they stay float32, too: no guarantee
+      needs the grid, and it would drop elements far below C that LAMB or Adam
+      scale up again.
 
   Attributes:
     layers: The H layers.
     num_elements: D, elements of a record.
     max_clip_in_steps: Upper bound on C / g; equal to it if the grid follows the
       clip.
-    dtype: Of clipped records and their sums: int64, or float32 without a clip.
+    dtype: Of clipped records and their sums: int64 if they are on the grid,
+      else float32.
   """
 
   def __init__(
@@ -74,6 +78,7 @@ class GridClipper:
       l2_norm_clip: float,
       clipping: clipping_lib.Clipping,
       grid_follows_clip: bool = False,
+      is_exact: bool = True,
   ):
     """Creates the clipper.
 
@@ -83,6 +88,8 @@ class GridClipper:
       clipping: How C is divided over layers.
       grid_follows_clip: Whether C / g is the same power of two for every C.
         Otherwise g is a power of two.
+      is_exact: Whether clipped records are on the grid, which a guarantee
+        needs; with a finite clip only.
     """
     if l2_norm_clip != math.inf:
       checks.in_range(MIN_CLIP, MAX_CLIP, l2_norm_clip=l2_norm_clip)
@@ -98,7 +105,8 @@ class GridClipper:
     self.max_clip_in_steps = (1 if grid_follows_clip else 2) / (
         self._step_over_clip
     )
-    self.dtype = tf.float32 if l2_norm_clip == math.inf else tf.int64
+    is_exact = is_exact and l2_norm_clip < math.inf
+    self.dtype = tf.int64 if is_exact else tf.float32
 
   @property
   def layer_names(self) -> list[str]:
@@ -111,7 +119,7 @@ class GridClipper:
     return self.layers[0].share is None
 
   def grid_step(self, l2_norm_clip: tf.Tensor) -> tf.Tensor:
-    """Returns g for a clip C, float64 []; 1 without a clip.
+    """Returns g for a finite clip C, float64 [].
 
     At most 2^-24 C and 2^-8 C / sqrt(D): the largest power of two, or the
     largest power of two times C if the grid follows the clip.
@@ -119,9 +127,6 @@ class GridClipper:
     Args:
       l2_norm_clip: C, float32 [].
     """
-    # Without a clip, records stay float32 and have no grid.
-    if self.dtype != tf.int64:
-      return tf.constant(1.0, tf.float64)
     clip = tf.cast(l2_norm_clip, tf.float64)
     if self._grid_follows_clip:
       return clip * self._step_over_clip
@@ -132,6 +137,16 @@ class GridClipper:
     )
     return tf.bitcast(bits, tf.float64)
 
+  def sum_unit(self, l2_norm_clip: tf.Tensor) -> tf.Tensor:
+    """Returns the unit of clipped records, float64 []: g on the grid, else 1.
+
+    Args:
+      l2_norm_clip: C, float32 [].
+    """
+    if self.dtype == tf.int64:
+      return self.grid_step(l2_norm_clip)
+    return tf.constant(1.0, tf.float64)
+
   def clip(
       self,
       record: clipping_lib.Nest,
@@ -139,7 +154,7 @@ class GridClipper:
       l2_norm_clip: tf.Tensor,
       layer_clips: Optional[tf.Tensor] = None,
   ) -> tuple[clipping_lib.Nest, ClippingStats]:
-    """Clips a record and rounds it to the grid.
+    """Clips a record and, if sums are exact, rounds it to the grid.
 
     Args:
       record: clipping_lib.Nest of float32 tensors.
@@ -148,7 +163,7 @@ class GridClipper:
         None: C divided by the clipping's shares.
 
     Returns:
-      A nest of `dtype` in steps of g, and what clipping did.
+      A nest of `dtype` in units of `sum_unit`, and what clipping did.
     """
     clip, clips = self._exact_clips(l2_norm_clip, layer_clips)
     # Smaller by what float64 may round below, so that C holds exactly.
@@ -165,13 +180,13 @@ class GridClipper:
         clip=shrink * clip,
         rule=self._rule,
     )
-    grid_step = self.grid_step(l2_norm_clip)
+    unit = self.sum_unit(l2_norm_clip)
     # Casting to int64 rounds toward zero. Zero times NaN is zero here.
     clipped = sequential.sequential_map(
         lambda tensor, factor: tf.cast(
             tf.math.multiply_no_nan(
                 tf.cast(tensor, tf.float64),
-                tf.where(is_finite, factor / grid_step, 0.0),
+                tf.where(is_finite, factor / unit, 0.0),
             ),
             self.dtype,
         ),

@@ -18,7 +18,7 @@ docs/privacy.md ("Sums and noise on a grid").
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import NamedTuple, Optional, Protocol
 
@@ -169,7 +169,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   removing a record.
 
   z = 0 adds nothing; its event has infinite epsilon. C = inf clips nothing and
-  takes no noise.
+  takes no noise. Only sums of integers carry a guarantee: where epsilon is
+  infinite (no noise, or less in some layers) sums are float32.
 
       >>> query = PerLayerClipSumQuery(
       ...     {'w': tf.TensorSpec([2])}, l2_norm_clip=1.0, noise_multiplier=0.5
@@ -192,7 +193,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     grid_follows_clip: Whether the clip changes from round to round. Then the
       grid changes with it, as buffers of correlated noise are in its steps.
     layer_names: Names of the H layers.
-    num_noised: Elements of the sum of updates that get noise.
+    num_noised: Elements of the sum of updates that get noise, each times the
+      square of its layer's factor.
   """
 
   grid_follows_clip = False
@@ -205,7 +207,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       noise_multiplier: float,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       noise: NoiseProcess = IndependentNoise(),
-      noised_layers: Optional[Sequence[str]] = None,
+      noise_factors: Optional[Mapping[str, float]] = None,
       noise_kernel: str = 'host',
   ):
     """Creates the query.
@@ -216,8 +218,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       clipping: How C is divided over layers; by default one norm over all.
       noise: How the noise of rounds depends on each other.
-      noised_layers: Regular expressions; only tensors with a matching name get
-        noise, to see which layers suffer from it: NOT PRIVATE. None: all do.
+      noise_factors: {regular expression: factor} of a tensor's noise, to see
+        which layers suffer from it: NOT PRIVATE. The first pattern that is
+        found in the tensor's name decides; without one it is 1. None: all have
+        1, and the sum is private.
       noise_kernel: What draws noise; see `noise.gaussian`. All have the same
         bits.
 
@@ -236,20 +240,20 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     # Without noise there is nothing that later rounds could cancel.
     if noise.num_buffers:
       checks.positive(noise_multiplier=noise_multiplier)
+    is_private = noise_multiplier > 0 and noise_factors is None
     self._clipper = grid_clipper.GridClipper(
         record_specs,
         l2_norm_clip=l2_norm_clip,
         clipping=clipping,
         grid_follows_clip=self.grid_follows_clip,
+        is_exact=is_private,
     )
     self._specs = record_specs
     self._l2_norm_clip = l2_norm_clip
     self._noise_multiplier = noise_multiplier
     self._noise = noise
     self._noise_kernel = noise_kernel
-    self._noised = None
-    if noised_layers is not None:
-      self._noised = _matching_tensors(noised_layers, record_specs)
+    self._factors = _factors(noise_factors, record_specs)
     self._check_range()
 
   @property
@@ -289,9 +293,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   @property
   def num_noised(self) -> int:
     sizes = [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)]
-    if self._noised is None:
-      return sum(sizes)
-    return sum(sizes[place] for place in self._noised)
+    return sum(size * f**2 for size, f in zip(sizes, self._factors))
 
   def initial_global_state(self) -> QueryState:
     return QueryState.initial(
@@ -305,7 +307,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return global_state.l2_norm_clip
 
   def initial_sample_state(self, template):
-    # Integers where there is a clip: their sums are exact in any order.
+    # Integers where there is a guarantee: their sums are exact in any order.
     return tf.nest.map_structure(
         lambda layer: tf.zeros(layer.shape, self._clipper.dtype), template
     )
@@ -320,19 +322,23 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return self._clipper.clip(record, l2_norm_clip=params)
 
   def updates_of(self, sample_state: clipping_lib.Nest) -> clipping_lib.Nest:
-    """Returns the sum of clipped records alone, in steps of the grid."""
+    """Returns the sum of clipped records alone, in units of `sum_unit`."""
     return sample_state
 
   def grid_step(self, global_state: QueryState) -> tf.Tensor:
-    """Returns the step of the grid that sums are on, float64 []."""
+    """Returns the step of the grid that noise is on, float64 []."""
     return self._clipper.grid_step(global_state.l2_norm_clip)
+
+  def sum_unit(self, global_state: QueryState) -> tf.Tensor:
+    """Returns the unit of sums, float64 []: the grid's step, or 1."""
+    return self._clipper.sum_unit(global_state.l2_norm_clip)
 
   def event(self, global_state: QueryState) -> dp_accounting.DpEvent:
     """Returns the event of a round that starts from this state."""
-    event = self._noise.event(global_state)
-    if self._noise_multiplier > 0 and self._noised is None:
-      return event
-    # The state may come from a query with noise, but this one adds none.
+    # A guarantee needs sums of integers, which only noised sums are. (The state
+    # may come from a query with noise, where this one adds none.)
+    if self._clipper.dtype == tf.int64:
+      return self._noise.event(global_state)
     return dp_accounting.GaussianDpEvent(
         tf.zeros_like(global_state.noise_multiplier)
     )
@@ -342,18 +348,17 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   ) -> tuple[clipping_lib.Nest, QueryState, dp_accounting.DpEvent]:
     """Returns the noised sum (float64), the new state, and the event."""
     sums = tf.nest.flatten(sample_state)
-    grid_step = self.grid_step(global_state)
     # Always: the next release must not have this one's noise.
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = self.event(global_state)
     # Without noise no key is needed, and a missing one gives no NaN.
     if not self._noise_multiplier:
       exact = sequential.sequential_map(
-          lambda total: grid_step * tf.cast(total, tf.float64), sums
+          lambda total: tf.cast(total, tf.float64), sums
       )
       return tf.nest.pack_sequence_as(sample_state, exact), new_state, event
     # A missing key gives NaN, and not a sum with noise that anyone can compute.
-    grid_step = nan_if_unkeyed(grid_step, global_state)
+    grid_step = nan_if_unkeyed(self.grid_step(global_state), global_state)
     drawn = noise_lib.gaussian(
         [total.shape for total in sums],
         key=global_state.noise_key,
@@ -361,22 +366,27 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         stddev=self._noise.resolution * self._stddev_in_steps(global_state),
         kernel=self._noise_kernel,
     )
+    # A sum may have more than the tensors of records: counts of adaptive clips.
+    factors = self._factors + [1.0] * (len(sums) - len(self._factors))
     buffers = [()] * len(sums)
     if self._noise.num_buffers:
       buffers = tf.nest.flatten(global_state.buffers)
 
-    def add_noise(place, total, fresh, buffers):
+    def add_noise(factor, total, fresh, buffers):
       noise, buffers = self._noise.next(fresh, buffers, global_state)
-      if self._noised is None or place in self._noised:
+      if self._clipper.dtype == tf.int64:
         total += noise  # This is where noise is added.
-      # float64 rounds beyond 2^53. The noise is already in the total, so this
-      # is post-processing.
-      return grid_step * tf.cast(total, tf.float64), buffers
+        # float64 rounds beyond 2^53. The noise is already in the total, so this
+        # is post-processing.
+        return grid_step * tf.cast(total, tf.float64), buffers
+      # Not private: sums of floats.
+      noise = factor * grid_step * tf.cast(noise, tf.float64)
+      return tf.cast(total, tf.float64) + noise, buffers
 
     # Layer by layer: the noise of all layers at once would take the memory of
     # several models.
     noised, buffers = zip(*sequential.sequential_map(
-        add_noise, range(len(sums)), sums, drawn, buffers
+        add_noise, factors, sums, drawn, buffers
     ))
     if self._noise.num_buffers:
       new_state = new_state._replace(
@@ -486,20 +496,20 @@ def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
   )
 
 
-def _matching_tensors(
-    patterns: Sequence[str], record_specs: clipping_lib.Nest
-) -> frozenset[int]:
-  """Indices of the tensors with names that match one of the patterns."""
-  if isinstance(patterns, str) or not patterns:
-    raise ValueError(
-        'noised_layers must be a list of regular expressions that is not '
-        f'empty, found {patterns!r}.'
-    )
+def _factors(
+    noise_factors: Optional[Mapping[str, float]],
+    record_specs: clipping_lib.Nest,
+) -> list[float]:
+  """The factor of each tensor's noise, in the order of `tf.nest.flatten`."""
   names = clipping_lib.names(record_specs)
-  return frozenset(
-      names.index(name)
-      for pattern in patterns
-      for name in clipping_lib.matching(
-          pattern, names, argument='noised_layers'
-      )
-  )
+  if noise_factors is None:
+    return [1.0] * len(names)
+  if not noise_factors:
+    raise ValueError('noise_factors is empty: leave it out.')
+  factors = dict.fromkeys(names, 1.0)
+  # The first pattern of a name decides, so it is applied last.
+  for pattern, factor in reversed(noise_factors.items()):
+    checks.in_range(0, 1e3, **{f'noise factor of {pattern}': factor})
+    found = clipping_lib.matching(pattern, names, argument='noise_factors')
+    factors.update(dict.fromkeys(found, float(factor)))
+  return [factors[name] for name in names]

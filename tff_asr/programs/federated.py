@@ -113,7 +113,20 @@ class FederatedTraining(
     # Calls of TFF computations return awaitables from here on. Not within
     # `tff.program.NativeFederatedContext`: it takes no structures of clients.
     tff.framework.set_default_context(self.context)
-    return await self.learning_process.initialize()
+    state = await self.learning_process.initialize()
+    self._check_weights(state)
+    return state
+
+  def _check_weights(self, state: process_lib.State) -> None:
+    """Raises ValueError if noised deltas had weights by others' data."""
+    data = self.client_data
+    if isinstance(data, client_data_lib.SpeechClientData):
+      noise_multiplier = state.aggregator.query_state.noise_multiplier
+      if data.num_processes > 1 and noise_multiplier > 0:
+        raise ValueError(
+            f'num_processes {data.num_processes} weighs a client by the data '
+            'of others, which no noise makes private: set NUM_PROCESSES = 1.'
+        )
 
   def init_data_position(self) -> cohorts.CohortState:
     return self._cohorts.initial_state()
