@@ -26,6 +26,7 @@ def sequential_map(
   rows = zip(*tensors, strict=True)
   while True:
     with tf.control_dependencies(done):
+      # In here, so that what an iterator computes waits, too.
       each = next(rows, None)
       if each is None:
         return results

@@ -17,7 +17,6 @@ class Summary(TypedDict, total=False):
   """A split's entry of summary.json; `build` describes the fields.
 
   `shared`, which conversion adds, counts recordings that other splits have too.
-
   """
 
   num_clients: int

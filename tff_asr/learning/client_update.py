@@ -208,18 +208,7 @@ def _build_train(
   """The graph function from weights, seed and examples to a client's result."""
   num_steps = local.num_steps
   optimizer = local.build_optimizer(local.learning_rate)
-  take_step = functools.partial(
-      step,
-      model,
-      optimizer,
-      max_grad_norm=local.max_grad_norm,
-      proximal_weight=local.proximal_weight,
-      frozen=frozen,
-  )
-  buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
-  if local.jit_compile:
-    # Only the step: XLA cannot compile the reading of records.
-    take_step = tf.function(take_step, autograph=False, jit_compile=True)
+  take_step = _build_take_step(model, optimizer, pipeline, local, frozen)
   live_specs = weights_lib.tensor_specs(
       weights_lib.without(frozen, model.specs)
   )
@@ -278,6 +267,29 @@ def _build_train(
     )
 
   return train
+
+
+def _build_take_step(
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    pipeline: pipeline_lib.Pipeline,
+    local: LocalTraining,
+    frozen: Collection[str],
+) -> Callable[..., tuple[dict, weights_lib.Weights, tf.Tensor]]:
+  """`step` with the client's settings, compiled by XLA if asked for."""
+  take_step = functools.partial(
+      step,
+      model,
+      optimizer,
+      max_grad_norm=local.max_grad_norm,
+      proximal_weight=local.proximal_weight,
+      frozen=frozen,
+  )
+  buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
+  if not local.jit_compile:
+    return take_step
+  # Only the step: XLA cannot compile the reading of records.
+  return tf.function(take_step, autograph=False, jit_compile=True)
 
 
 @tf.autograph.experimental.do_not_convert

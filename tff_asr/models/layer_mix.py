@@ -122,7 +122,6 @@ def output_lengths(feature_lengths: tf.Tensor) -> tf.Tensor:
   return feature_lengths
 
 
-
 class _Head(NamedTuple):
   """Norms, mix and convolution; fields as the symbols of the module."""
 
@@ -146,6 +145,7 @@ class _Head(NamedTuple):
             # LeCun uniform: outputs have the variance of the inputs.
             limit=math.sqrt(3 / fan_in),
         ),
+        # Equal shares at first.
         'mix': weights_lib.zeros_spec(self.num_layers),
     }
 
@@ -159,6 +159,7 @@ class _Head(NamedTuple):
     """float32 [B, S, L, E] to [B, S, D]."""
     mix_seed, output_seed = layers_lib.split_seed(seed, 2)
     parts = layers_lib.standardize(parts)
+    # Shares sum to 1, so that the mix stays at the scale of one layer.
     shares = tf.nn.softmax(weights['mix'])
     hidden = tf.reduce_sum(parts * shares[:, tf.newaxis], axis=2)
     hidden = layers_lib.dropout(hidden, self.dropout, mix_seed)

@@ -20,6 +20,7 @@ rate.
 """
 
 import dataclasses
+import functools
 from typing import Optional
 
 import tensorflow as tf
@@ -96,22 +97,6 @@ def build(
 
   # The published code also rounds the inputs of the first block.
   entry_dtype = activation_dtype if rounding == 'published' else 'float32'
-
-  def embed(lengths, size, seed):
-    if position == 'sinusoidal':
-      embedded = positions.sinusoidal(lengths, size, dim=dim)
-    else:
-      embedded = positions.cape(
-          lengths,
-          size,
-          dim=dim,
-          # CAPE's positions are seconds, so they do not depend on the stride.
-          frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
-          max_shift_sec=max_shift_sec,
-          seed=seed,
-      )
-    return layers.round_to_dtype(embedded, entry_dtype)
-
   return encoder.stack(
       subsampling.build_3x(
           feature_dim=feature_dim,
@@ -130,10 +115,42 @@ def build(
           activation_dtype=activation_dtype,
           rounding=rounding,
       ),
-      embed=embed,
+      embed=functools.partial(
+          _embed,
+          dim=dim,
+          position=position,
+          max_shift_sec=max_shift_sec,
+          dtype=entry_dtype,
+      ),
       # The stream of 'pre' is never normalised inside the blocks.
       final_norm=norm == 'pre',
   )
+
+
+def _embed(
+    lengths: tf.Tensor,
+    size: tf.Tensor,
+    seed: Optional[tf.Tensor],
+    *,
+    dim: int,
+    position: str,
+    max_shift_sec: float,
+    dtype: str,
+) -> tf.Tensor:
+  """Positions, rounded to `dtype`; see `encoder.stack`."""
+  if position == 'sinusoidal':
+    embedded = positions.sinusoidal(lengths, size, dim=dim)
+  else:
+    embedded = positions.cape(
+        lengths,
+        size,
+        dim=dim,
+        # CAPE's positions are seconds, so they do not depend on the stride.
+        frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
+        max_shift_sec=max_shift_sec,
+        seed=seed,
+    )
+  return layers.round_to_dtype(embedded, dtype)
 
 
 def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:

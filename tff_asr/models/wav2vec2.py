@@ -26,6 +26,7 @@ Differences from `transformers`:
   B: batch size. T: samples. S: frames. D: width. K: kernel size.
 """
 
+import dataclasses
 import math
 
 import tensorflow as tf
@@ -114,7 +115,7 @@ def build(
         f'position_groups {position_groups}.'
     )
   return gelu_block.stack(
-      _build_front(
+      _Front(
           dim=dim,
           conv_dims=conv_dims,
           conv_kernels=conv_kernels,
@@ -126,7 +127,7 @@ def build(
           position_groups=position_groups,
           norm=norm,
           dropout=dropout,
-      ),
+      ).encoder(),
       num_blocks=num_blocks,
       mlp_dim=mlp_dim,
       num_heads=num_heads,
@@ -138,94 +139,86 @@ def build(
   )
 
 
-def _build_front(
-    *,
-    dim: int,
-    conv_dims: tuple[int, ...],
-    conv_kernels: tuple[int, ...],
-    conv_strides: tuple[int, ...],
-    conv_bias: bool,
-    conv_norm: str,
-    input_norm: bool,
-    position_kernel: int,
-    position_groups: int,
-    norm: str,
-    dropout: float,
-) -> encoder_lib.Encoder:
-  """All that precedes the blocks."""
-  names = [f'conv_{index}' for index in range(len(conv_dims))]
-  # Where 'group' is used, the later convolutions have no norm at all.
-  normed = names[:1] if conv_norm == 'group' else names
-  group_dim = dim // position_groups
-  specs = {
-      'position_bias': weights_lib.zeros_spec(dim),
-      'position_kernel': weights_lib.WeightSpec(
-          # A channel reads its own group only.
-          (position_kernel, group_dim, dim),
-          limit=math.sqrt(3 / (position_kernel * group_dim)),
-      ),
-      'projection': weights_lib.matrix_spec(conv_dims[-1], dim),
-      'projection_bias': weights_lib.zeros_spec(dim),
-  }
-  for name, fan_in, fan_out, size in zip(
-      names, (1, *conv_dims), conv_dims, conv_kernels
-  ):
-    specs[f'{name}/kernel'] = weights_lib.WeightSpec(
-        (size, fan_in, fan_out), limit=math.sqrt(3 / (size * fan_in))
-    )
-    if conv_bias:
-      specs[f'{name}/bias'] = weights_lib.zeros_spec(fan_out)
-    if name in normed:
-      specs |= weights_lib.prefix(f'{name}/norm', layers.norm_specs(fan_out))
-  if input_norm:
-    specs |= weights_lib.prefix('input_norm', layers.norm_specs(conv_dims[-1]))
-  if norm == 'post':
-    specs |= weights_lib.prefix('output_norm', layers.norm_specs(dim))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Front:
+  """All that precedes the blocks; the fields are arguments of `build`."""
 
-  def output_lengths(num_samples):
-    for size, stride in zip(conv_kernels, conv_strides):
+  dim: int
+  conv_dims: tuple[int, ...]
+  conv_kernels: tuple[int, ...]
+  conv_strides: tuple[int, ...]
+  conv_bias: bool
+  conv_norm: str
+  input_norm: bool
+  position_kernel: int
+  position_groups: int
+  norm: str
+  dropout: float
+
+  def encoder(self) -> encoder_lib.Encoder:
+    return encoder_lib.Encoder(
+        self._specs(), self._apply, self._output_lengths, self.dim
+    )
+
+  @property
+  def _names(self) -> list[str]:
+    """Names of the convolutions."""
+    return [f'conv_{index}' for index in range(len(self.conv_dims))]
+
+  @property
+  def _normed(self) -> list[str]:
+    """Names of the convolutions with a norm."""
+    # Where 'group' is used, the later convolutions have no norm at all.
+    return self._names[:1] if self.conv_norm == 'group' else self._names
+
+  def _specs(self) -> weights_lib.Specs:
+    group_dim = self.dim // self.position_groups
+    specs = {
+        'position_bias': weights_lib.zeros_spec(self.dim),
+        'position_kernel': weights_lib.WeightSpec(
+            # A channel reads its own group only.
+            (self.position_kernel, group_dim, self.dim),
+            limit=math.sqrt(3 / (self.position_kernel * group_dim)),
+        ),
+        'projection': weights_lib.matrix_spec(self.conv_dims[-1], self.dim),
+        'projection_bias': weights_lib.zeros_spec(self.dim),
+    }
+    for name, fan_in, fan_out, size in zip(
+        self._names, (1, *self.conv_dims), self.conv_dims, self.conv_kernels
+    ):
+      specs[f'{name}/kernel'] = weights_lib.WeightSpec(
+          (size, fan_in, fan_out), limit=math.sqrt(3 / (size * fan_in))
+      )
+      if self.conv_bias:
+        specs[f'{name}/bias'] = weights_lib.zeros_spec(fan_out)
+      if name in self._normed:
+        specs |= weights_lib.prefix(f'{name}/norm', layers.norm_specs(fan_out))
+    if self.input_norm:
+      specs |= weights_lib.prefix(
+          'input_norm', layers.norm_specs(self.conv_dims[-1])
+      )
+    if self.norm == 'post':
+      specs |= weights_lib.prefix('output_norm', layers.norm_specs(self.dim))
+    return specs
+
+  def _output_lengths(self, num_samples):
+    for size, stride in zip(self.conv_kernels, self.conv_strides):
       num_samples = (num_samples - size) // stride + 1
     # Below one window the formula is negative: max(0, x), also of tensors.
     return (num_samples + abs(num_samples)) // 2
 
-  def convolve(weights, waveforms, num_samples):
-    inside = tf.sequence_mask(num_samples, tf.shape(waveforms)[1])
-    # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
-    hidden = tf.where(inside, waveforms, 0.0)[:, :, tf.newaxis]
-    lengths = num_samples
-    for name, size, stride in zip(names, conv_kernels, conv_strides):
-      own = weights_lib.select(name, weights)
-      hidden = convolution.convolve(hidden, own['kernel'], stride)
-      lengths = (lengths - size) // stride + 1
-      if conv_bias:
-        hidden += own['bias']
-      if name in normed:
-        norm_weights = weights_lib.select('norm', own)
-        if conv_norm == 'layer':
-          hidden = layers.layer_norm(norm_weights, hidden)
-        else:
-          # Its statistics are over time, so padding must not count.
-          hidden = layers.group_norm(
-              norm_weights,
-              hidden,
-              layers.length_mask(lengths, tf.shape(hidden)[1]),
-              num_groups=hidden.shape[-1],
-          )
-      hidden = gelu_block.gelu(hidden)
-    return hidden
-
-  def apply(weights, waveforms, num_samples, seed):
+  def _apply(self, weights, waveforms, num_samples, seed):
     projection_seed, position_seed = layers.split_seed(seed, 2)
-    hidden = convolve(weights, waveforms, num_samples)
-    lengths = output_lengths(num_samples)
-    if input_norm:
+    hidden = self._convolve(weights, waveforms, num_samples)
+    lengths = self._output_lengths(num_samples)
+    if self.input_norm:
       hidden = layers.layer_norm(
           weights_lib.select('input_norm', weights), hidden
       )
     hidden = layers.linear(
         hidden, weights['projection'], weights['projection_bias']
     )
-    hidden = layers.dropout(hidden, dropout, projection_seed)
+    hidden = layers.dropout(hidden, self.dropout, projection_seed)
     # The positions' convolution must read 0 past the end.
     hidden *= layers.length_mask(lengths, tf.shape(hidden)[1])
     hidden += gelu_block.gelu(
@@ -233,13 +226,43 @@ def _build_front(
         + weights['position_bias']
     )
     # Blocks of 'pre' begin with a norm of their own.
-    if norm == 'post':
+    if self.norm == 'post':
       hidden = layers.layer_norm(
           weights_lib.select('output_norm', weights), hidden
       )
-    return layers.dropout(hidden, dropout, position_seed), lengths
+    return layers.dropout(hidden, self.dropout, position_seed), lengths
 
-  return encoder_lib.Encoder(specs, apply, output_lengths, dim)
+  def _convolve(self, weights, waveforms, num_samples):
+    """Waveforms [B, T] to frames [B, S, channels]."""
+    inside = tf.sequence_mask(num_samples, tf.shape(waveforms)[1])
+    # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
+    hidden = tf.where(inside, waveforms, 0.0)[:, :, tf.newaxis]
+    lengths = num_samples
+    for name, size, stride in zip(
+        self._names, self.conv_kernels, self.conv_strides
+    ):
+      own = weights_lib.select(name, weights)
+      hidden = convolution.convolve(hidden, own['kernel'], stride)
+      lengths = (lengths - size) // stride + 1
+      if self.conv_bias:
+        hidden += own['bias']
+      if name in self._normed:
+        hidden = self._normalize(
+            weights_lib.select('norm', own), hidden, lengths
+        )
+      hidden = gelu_block.gelu(hidden)
+    return hidden
+
+  def _normalize(self, weights, hidden, lengths):
+    if self.conv_norm == 'layer':
+      return layers.layer_norm(weights, hidden)
+    return layers.group_norm(
+        weights,
+        hidden,
+        # Its statistics are over time, so padding must not count.
+        layers.length_mask(lengths, tf.shape(hidden)[1]),
+        num_groups=hidden.shape[-1],
+    )
 
 
 def _grouped_convolution(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:

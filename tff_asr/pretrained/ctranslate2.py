@@ -63,6 +63,8 @@ class Variables:
         that is not known.
     """
     self.path = path
+    # Data are read one variable at a time, when they are asked for: decoders,
+    # which may be larger than the encoder, never are.
     with files.open_plain(path) as f:
       self.kind, self._variables = _read_table(_Cursor(path, f))
     self.shapes = {name: each.shape for name, each in self._variables.items()}
@@ -162,6 +164,7 @@ def _settings(variables: Variables) -> dict[str, int]:
   dim, feature_dim, _ = sizes('encoder/conv1/weight', 3)
   mlp_dim, _ = sizes('encoder/layer_0/ffn/linear_0/weight', 2)
   max_positions, _ = sizes('encoder/position_encodings/encodings', 2)
+  # Only their number: `tensor_rules.convert` finds those that are incomplete.
   layers = {
       match.group(1) for match in map(_LAYER.fullmatch, variables.shapes)
       if match
@@ -264,6 +267,7 @@ def _read_table(cursor: _Cursor) -> tuple[str, dict[str, _Variable]]:
           f'{cursor.path} has {alias!r} for {name!r}, which it lacks. Fetch it '
           'again.'
       )
+    # Weights that are tied lie in the file once.
     variables[alias] = variables[name]
   if cursor.offset != cursor.size:
     raise ValueError(
@@ -282,6 +286,8 @@ def _read_variable(cursor: _Cursor, name: str) -> _Variable:
         f'{cursor.path}: {name!r} is of a type {type_number} that is not '
         'known. Convert the model with --quantization float16.'
     )
+  # Both are stored. If they differ, the next variable is not where it should
+  # be.
   expected = math.prod(shape) * _ITEM_BYTES[type_number]
   if num_bytes != expected:
     raise ValueError(
@@ -315,6 +321,7 @@ _FIXED = {
     **_linear('encoder/conv1', 'front/bias_1', 'front/kernel_1'),
     **_linear('encoder/conv2', 'front/bias_2', 'front/kernel_2'),
     **_layer_norm('encoder', 'norm'),
+    # A table with a row for each position, here as there.
     'front/positions': tensor_rules.Rule(
         ('encoder/position_encodings/encodings',), is_reversed=False
     ),

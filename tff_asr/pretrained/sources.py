@@ -76,11 +76,13 @@ def load(name_or_folder: str) -> public_model.PublicModel:
   """
   if name_or_folder in _PACKAGES:
     return _load_package(name_or_folder)
+  # Before repositories, whose names are also relative paths.
   if os.path.isdir(name_or_folder):
     return _load_folder(name_or_folder)
   if match := _REPOSITORY.fullmatch(name_or_folder):
     repository, revision = match.groups()
     folder = hub_download.download(repository, revision=revision)
+    # Reports name the commit, because a branch moves.
     commit = hub_download.commit_of(folder)
     return dataclasses.replace(
         _load_folder(folder),
@@ -118,6 +120,7 @@ def _load_package(name: str) -> public_model.PublicModel:
         f'-r {package.requirements}`.'
     )
   model = _load_folder(folder)
+  # A package of the same name and version may hold other weights.
   if model.sha256 != package.sha256:
     raise ValueError(
         f'{name} has the SHA-256 {model.sha256} in {folder}, not '

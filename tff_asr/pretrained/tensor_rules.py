@@ -137,11 +137,13 @@ def _read(
     tensors: Tensors, rule: Rule, shape: tuple[int, ...]
 ) -> np.ndarray:
   """Reads a weight of a shape."""
+  # Parts are joined along the last axis, which a reversed tensor has first.
   expected = shape[::-1] if rule.is_reversed else shape
   expected = (expected[0] // len(rule.names), *expected[1:])
   parts = []
   for name in rule.names:
     if name is None:
+      # Such as the bias of Whisper's keys.
       parts.append(np.zeros(expected, np.float32))
       continue
     if tuple(tensors.shapes[name]) != expected:
@@ -151,6 +153,7 @@ def _read(
           'model.'
       )
     part = tensors.read(name)
+    # Found here, it is named; in training it would look like divergence.
     if not np.all(np.isfinite(part)):
       raise ValueError(
           f'{tensors.path}: {name!r} holds NaN or infinity. Fetch the file '

@@ -19,7 +19,7 @@ the same clients, which a digest shows. The digest confirms a guess at the whole
 list of clients, so only the file's owner may read it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import hashlib
 import json
 import os
@@ -158,6 +158,19 @@ def check_overlap(
         each for each in found if not each.is_private
     )
   invalidations, unchecked = _compare(private, public)
+  _report(invalidations, unchecked, on_shared_data=on_shared_data)
+  if dev is not None and not is_protected:
+    _warn_of_trained_dev_speakers(train, dev)
+  return OverlapCheck(invalidations, unchecked, tuple(dict.fromkeys(sources)))
+
+
+def _report(
+    invalidations: Sequence[str],
+    unchecked: Sequence[str],
+    *,
+    on_shared_data: str,
+) -> None:
+  """Logs what was found, or raises ValueError if it is to be refused."""
   if invalidations and on_shared_data == REFUSE:
     raise ValueError(
         f'{"; ".join(invalidations)}: take data without them (--partition of '
@@ -172,9 +185,6 @@ def check_overlap(
         'compared (a corpus is missing, or has other clients now): %s.',
         ', '.join(unchecked),
     )
-  if dev is not None and not is_protected:
-    _warn_of_trained_dev_speakers(train, dev)
-  return OverlapCheck(invalidations, unchecked, tuple(dict.fromkeys(sources)))
 
 
 def _warn_of_trained_dev_speakers(train: _Speakers, dev: _Speakers) -> None:

@@ -192,6 +192,7 @@ def _errors(run: runs_lib.Run) -> str:
   private = public_data.OverlapCounts(**run.evaluation['private'])
   if private.words:
     parts.append(private.words)
+  # Only a header if no attribute has two groups.
   groups = tables.speaker_groups([run])
   parts.append(
       tables.markdown(groups)
@@ -263,6 +264,7 @@ def _literal(run: runs_lib.Run, name: str) -> Optional[str]:
 
 def _code(text: str) -> str:
   """Formats a text as code where possible."""
+  # A backquote would end the code, and a line end the paragraph.
   is_code = text.isprintable() and '`' not in text
   return f'`{text}`' if is_code else tables.plain(text)
 

@@ -92,6 +92,7 @@ def _sections(
     return '' if figure is None else _picture(output_dir, name, figure)
 
   return {
+      # A column for each run: properties are many, and runs are few.
       'Runs': [_table([list(line) for line in zip(*tables.overview(rows))])],
       'Word errors and loss': [
           picture('word_error_rates', plots.word_error_rates(runs)),
@@ -185,6 +186,7 @@ def _privacy_report(run: runs_lib.Run) -> str:
   """Returns a run's privacy report; empty without one."""
   if not run.privacy_report:
     return ''
+  # A report without its JSON is of a run whose end is not written yet.
   is_private = run.privacy is not None and run.privacy['private']
   words = '' if is_private else ' <span class="bad">NOT PRIVATE</span>'
   return (

@@ -27,7 +27,9 @@ EVALUATION = 'test.json'
 WER, CER = 'WER', 'CER'
 WER_WITH_LM, CER_WITH_LM = 'WER with LM', 'CER with LM'
 
+# Tags of metrics of a layer. metrics.csv has only those of the whole model.
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
+
 
 class Rounds(TypedDict):
   """Rounds of one kind in privacy_report.json."""
@@ -114,6 +116,7 @@ class Run:
   @property
   def unit(self) -> str:
     """Returns the unit of its metrics: 'round' or 'step'."""
+    # Only gin/programs/federated.gin sets this macro.
     return 'round' if 'NUM_ROUNDS' in self.settings else 'step'
 
   @property
