@@ -22,7 +22,7 @@ would make each client's update depend on all clients (docs/privacy.md,
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 from typing import Optional
 
@@ -145,8 +145,24 @@ class LengthBuckets:
     return boundaries[tf.searchsorted(boundaries, num_frames[tf.newaxis])[0]]
 
 
-def check_jit(jit_compile: bool, buckets: Optional[LengthBuckets]) -> None:
-  """Raises ValueError if XLA would compile a program for each batch."""
+def check_jit(
+    jit_compile: bool,
+    buckets: Optional[LengthBuckets],
+    *,
+    frozen: Collection[str],
+) -> None:
+  """Raises ValueError if XLA cannot compile steps, or would compile each batch.
+
+  Args:
+    jit_compile: Whether XLA is to compile them.
+    buckets: The pipeline's.
+    frozen: Names of the tensors that the model reads from files.
+  """
+  if jit_compile and frozen:
+    raise ValueError(
+        'JIT must be False: XLA cannot read the tensors of a public encoder '
+        'that are not trained from their files.'
+    )
   if jit_compile and buckets is None:
     raise ValueError(
         'jit_compile needs length buckets, found none: XLA would compile each '

@@ -2,8 +2,9 @@
 
 The weights of a public model are the same in all rounds and for all clients.
 In a graph they would be constants, copied into each program and limited to 2
-GB. Here an op maps the file: all graphs and processes of a machine share its
-pages, and a graph holds the path only.
+GB. Here an op maps the file: a graph holds the path only, and all processes of
+a machine share the file's pages. TensorFlow's constant folding copies tensors
+of up to 10 MiB into each program when it is loaded; larger ones stay mapped.
 
     >>> import numpy as np
     >>> tensor = write('weights.bin', np.ones([2, 3], np.float32))
@@ -32,8 +33,13 @@ class FileTensor(NamedTuple):
   path: str
   shape: tuple[int, ...]
 
-  def read(self) -> tf.Tensor:
+  def read(self, *, is_overwritten: bool = False) -> tf.Tensor:
     """Returns the tensor, float32; traceable.
+
+    Args:
+      is_overwritten: Whether to copy it to memory that ops may write to. An op
+        such as an addition reuses the memory of an operand of its result's
+        shape, and writing to a mapped file ends the process.
 
     Raises:
       ValueError: The file is missing or of another size. Where a graph runs
@@ -47,9 +53,10 @@ class FileTensor(NamedTuple):
       )
     # There is no kernel for GPUs: TensorFlow copies the tensor to them.
     with tf.device('/device:CPU:0'):
-      return tf.raw_ops.ImmutableConst(
+      mapped = tf.raw_ops.ImmutableConst(
           dtype=tf.float32, shape=self.shape, memory_region_name=self.path
       )
+      return tf.raw_ops.DeepCopy(x=mapped) if is_overwritten else mapped
 
   def numpy(self) -> np.ndarray:
     """Returns the values, mapped and read-only."""

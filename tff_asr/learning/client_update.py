@@ -35,6 +35,7 @@ from tff_asr import checks
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
+from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import weights as weights_lib
 
 _WEIGHTS = ('utterances', 'seconds')
@@ -285,7 +286,9 @@ def _build_take_step(
       proximal_weight=local.proximal_weight,
       frozen=frozen,
   )
-  buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
+  buckets_lib.check_jit(
+      local.jit_compile, pipeline.buckets, frozen=encoder_lib.frozen_of(model)
+  )
   if not local.jit_compile:
     return take_step
   # Only the step: XLA cannot compile the reading of records.

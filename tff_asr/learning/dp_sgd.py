@@ -98,7 +98,11 @@ class DpSgd:
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     # Gradients by batch are not compiled, so they need no buckets.
-    buckets_lib.check_jit(jit_compile and gradients == 'by_example', buckets)
+    buckets_lib.check_jit(
+        jit_compile and gradients == 'by_example',
+        buckets,
+        frozen=model.encoder.frozen,
+    )
     self._model = model
     self._optimizer = optimizer
     # Sorted, because the names are part of the state and of its identity.

@@ -22,6 +22,9 @@ Block = Callable[
 ]
 
 # A stack's blocks are found by this prefix (`block_names`).
+# (a frozen tensor, the trained weights) to the tensor to use in its place.
+Merge = Callable[[tf.Tensor, weights_lib.Weights], tf.Tensor]
+
 _BLOCK = 'block_'
 
 FrozenTensors = Mapping[str, file_tensor.FileTensor]
@@ -65,6 +68,12 @@ class Encoder:
   frozen: FrozenTensors = dataclasses.field(default_factory=dict)
 
 
+def frozen_of(model: object) -> FrozenTensors:
+  """Frozen tensors of a model's encoder; none of a model without an encoder."""
+  encoder = getattr(model, 'encoder', None)
+  return {} if encoder is None else encoder.frozen
+
+
 def block_names(encoder: Encoder) -> list[str]:
   """Prefixes of the weights of each block of a `stack`, in order."""
   firsts = {
@@ -100,9 +109,7 @@ def freeze(
     frozen: FrozenTensors,
     *,
     specs: weights_lib.Specs,
-    merge: Optional[
-        Callable[[weights_lib.Weights], Mapping[str, tf.Tensor]]
-    ] = None,
+    merge: Optional[Mapping[str, Merge]] = None,
 ) -> Encoder:
   """An encoder of which some tensors are not trained.
 
@@ -110,8 +117,7 @@ def freeze(
     encoder: The encoder with all weights trained; has `layer_outputs`.
     frozen: Tensors that are not trained, by name.
     specs: Weights that are, by other names.
-    merge: Computes some of encoder's weights from trained and frozen tensors;
-      None: these are its weights.
+    merge: Changes of frozen tensors, by name; None: none are changed.
 
   Raises:
     ValueError: A name is in both collections.
@@ -119,15 +125,19 @@ def freeze(
   if both := sorted(frozen.keys() & specs.keys()):
     raise ValueError(f'{", ".join(both)} cannot be both trained and frozen.')
 
+  changes = merge or {}
+
   def complete(weights: weights_lib.Weights) -> weights_lib.Weights:
     # An export gives the frozen tensors, too: it must not need their files.
     found = {
-        name: weights[name] if name in weights else tensor.read()
+        name: weights[name]
+        if name in weights
+        else tensor.read(is_overwritten=name in changes)
         for name, tensor in frozen.items()
     }
     found |= {name: weights[name] for name in specs}
-    if merge is not None:
-      found |= merge(weights_lib.Weights(sorted(found.items())))
+    for name, change in changes.items():
+      found[name] = change(found[name], weights)
     # Without what only `merge` takes, such as the factors of LoRA.
     return weights_lib.Weights(
         (name, found[name]) for name in sorted(encoder.specs)

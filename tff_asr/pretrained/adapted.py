@@ -250,15 +250,17 @@ def lora(
     specs[f'{each}/lora_a'] = weights_lib.matrix_spec(shape[0], rank)
     specs[f'{each}/lora_b'] = weights_lib.WeightSpec((rank, shape[1]))
 
-  def merge(weights):
-    return {
-        each: weights[each] + scale * tf.matmul(
-            weights[f'{each}/lora_a'], weights[f'{each}/lora_b']
-        )
-        for each in chosen
-    }
+  def change(name: str) -> encoder_lib.Merge:
+    return lambda matrix, weights: matrix + scale * tf.matmul(
+        weights[f'{name}/lora_a'], weights[f'{name}/lora_b']
+    )
 
-  return encoder_lib.freeze(encoder, tensors, specs=specs, merge=merge)
+  return encoder_lib.freeze(
+      encoder,
+      tensors,
+      specs=specs,
+      merge={each: change(each) for each in chosen},
+  )
 
 
 def _train(

@@ -29,6 +29,7 @@ from tff_asr.data import records
 from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import central_step
 from tff_asr.learning import process as process_lib
+from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.programs import faults
@@ -140,7 +141,11 @@ class CentralTraining(
             self.devices is None
             or devices_lib.logical_devices(self.devices)
         ),
-        lambda: buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets),
+        lambda: buckets_lib.check_jit(
+            self.jit_compile,
+            self.pipeline.buckets,
+            frozen=encoder_lib.frozen_of(self.model),
+        ),
         self._check_patience,
         super().validate,
     )
