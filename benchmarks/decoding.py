@@ -1,8 +1,11 @@
-r"""What a language model costs in evaluation: with it over without it.
+r"""What a language model costs in evaluation, and what confidences are worth.
 
 Decodes a data set with the model of a run, in turns greedily and also by beam
 search with the language model, as `bin/evaluate.py` does (one pass of the
 network for both). Time includes reading, features, the network and counting.
+
+Confidences are judged by the share of pairs of a right and a wrong word in
+which the right one has the larger confidence (the area under the ROC curve).
 
 Example:
   python -m benchmarks.decoding --run=quickstart_runs/seed \
@@ -13,13 +16,19 @@ from tff_asr import launch
 
 launch.install_early_sigint(__name__)
 
+from collections.abc import Sequence
+import functools
 import time
 
 from absl import flags
+import numpy as np
 
 from benchmarks import report
 from tff_asr.data import client_data
+from tff_asr.decoding import greedy
+from tff_asr.decoding import hypothesis
 from tff_asr.decoding import language_model as language_model_lib
+from tff_asr.metrics import word_errors
 from tff_asr.programs import evaluation
 from tff_asr.recognition import recognizer
 
@@ -28,6 +37,24 @@ _SHARDS = flags.DEFINE_string('shards', None, 'Folder of shards to decode.')
 _LANGUAGE_MODEL = flags.DEFINE_string('language_model', None, 'KenLM model.')
 _BEAM_WIDTHS = flags.DEFINE_list('beam_widths', ['32'], 'Prefixes kept.')
 _REPEATS = flags.DEFINE_integer('repeats', 3, 'Measurements of each.')
+
+
+def _judge(
+    utterances: Sequence[tuple[str, np.ndarray]], decode: hypothesis.Decode
+) -> tuple[float, float]:
+  """Returns the WER, and the share of right words above wrong ones."""
+  errors = word_errors.WordErrors()
+  confidences = {True: [], False: []}
+  for reference, logits in utterances:
+    found = decode(logits)[0]
+    errors += word_errors.count(reference, found.text)
+    pairs = word_errors.align(reference, found.text)
+    words = [pair for pair in pairs if pair.kind != 'delete']
+    for pair, word in zip(words, found.words, strict=True):
+      confidences[pair.kind == 'equal'].append(word.confidence)
+  right, wrong = (np.array(confidences[key]) for key in (True, False))
+  above = (right[:, np.newaxis] > wrong) + 0.5 * (right[:, np.newaxis] == wrong)
+  return errors.rate, float(above.mean()) if above.size else float('nan')
 
 
 def main(_) -> None:
@@ -47,42 +74,44 @@ def main(_) -> None:
         tokens=loaded.pipeline.tokenizer.tokens,
     )
   seconds = {name: [] for name in searches}
-  found = {}
   # Traced, and the files in memory.
   evaluator(loaded.weights)
   for _ in range(_REPEATS.value):
     for name, beam_search in searches.items():
       start = time.perf_counter()
-      found[name] = evaluator(loaded.weights, beam_search=beam_search)
+      evaluator(loaded.weights, beam_search=beam_search)
       seconds[name].append(time.perf_counter() - start)
   ratios = {
       name: [a / b for a, b in zip(values, seconds['greedy'])]
       for name, values in seconds.items()
   }
-  field = lambda name: 'text' if name == 'greedy' else 'text_with_lm'
-  rates = {
-      name: sum(
-          each.errors
-          for each in evaluated.errors_by_client(field=field(name)).values()
-      )
-      / evaluated.errors.words
-      for name, evaluated in found.items()
-  }
+  rates, areas = {}, {}
+  utterances = evaluator.logits(loaded.weights)
+  tokens = loaded.pipeline.tokenizer.tokens
+  for name, beam_search in searches.items():
+    decode = beam_search or functools.partial(greedy.decode, tokens=tokens)
+    rates[name], areas[name] = _judge(utterances, decode)
   report.write(
-      f'Decoding {len(found["greedy"].hypotheses)} utterances',
+      f'Decoding {len(utterances)} utterances',
       [
-          ['search', 'seconds', 'over greedy', 'WER %'],
+          ['search', 'seconds', 'over greedy', 'WER %', 'right above wrong %'],
           *(
               [
                   name,
                   report.spread(seconds[name]),
                   report.spread(ratios[name]),
                   f'{100 * rates[name]:.2f}',
+                  f'{100 * areas[name]:.1f}',
               ]
               for name in searches
           ),
       ],
-      {'seconds': seconds, 'ratios': ratios, 'word_error_rates': rates},
+      {
+          'seconds': seconds,
+          'ratios': ratios,
+          'word_error_rates': rates,
+          'right_above_wrong': areas,
+      },
   )
 
 

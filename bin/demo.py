@@ -8,6 +8,7 @@ ssh -L 8000:127.0.0.1:8000 HOST
 
 Example:
   python bin/demo.py runs/seed "federated + DP=runs/private"
+  python bin/demo.py --lm=words.arpa runs/seed runs/private
 """
 
 from tff_asr import launch
@@ -16,6 +17,7 @@ launch.install_early_sigint(__name__)
 
 from absl import flags
 
+from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.recognition import recognizer
 from tff_asr.reports import demo
 from tff_asr.reports import tables
@@ -32,13 +34,29 @@ _TRUST_CODE = flags.DEFINE_string(
 )
 
 
+_LM = flags.DEFINE_string(
+    'lm',
+    None,
+    'KenLM model of public text, .arpa or binary, with the weights that '
+    'bin/evaluate.py tuned for each run (needs requirements-lm.txt).',
+)
+_HOTWORDS = flags.DEFINE_multi_string(
+    'hotword', [], 'A word to prefer; may be repeated.'
+)
+
+
 def main(argv) -> None:
   rows = tables.parse(argv[1:])
   for row in rows:
     if len(row.runs) > 1:
       raise ValueError(f'{row.label} has several runs: give it one.')
   recognizers = [
-      recognizer.load(run=row.first.path, trust_code=_TRUST_CODE.value)
+      recognizer.load(
+          run=row.first.path,
+          trust_code=_TRUST_CODE.value,
+          language_model=language_model_lib.build(path=_LM.value),
+          hotwords=_HOTWORDS.value,
+      )
       for row in rows
   ]
   with demo.Server(rows, recognizers, port=_PORT.value) as server:

@@ -3,10 +3,12 @@ r"""Transcribes audio files with the model of a run.
 Takes WAV, FLAC, MP3, Ogg and other formats of libsndfile or ffmpeg, at any
 rate, and folders of them. Recordings longer than --window_sec are decoded in
 windows that overlap. Decoding is greedy, as in bin/evaluate.py, or by beam
-search with --lm.
+search with --lm or --hotword.
 
 Example:
   python bin/transcribe.py --run=runs/private recording.wav folder
+  python bin/transcribe.py --run=runs/private --lm=words.arpa --hotword=tff \
+      --format=json --num_best=5 recording.wav
   python bin/transcribe.py --run=runs/private --format=srt talk.mp3 > talk.srt
 """
 
@@ -46,31 +48,54 @@ _LM = flags.DEFINE_string(
     'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'
 )
 _LM_WEIGHT = flags.DEFINE_float(
-    'lm_weight', language_model_lib.ALPHA, 'Weight of --lm.'
+    'lm_weight',
+    None,
+    'Weight of --lm; by default as bin/evaluate.py tuned it for this run, or '
+    f'{language_model_lib.ALPHA}.',
 )
 _WORD_BONUS = flags.DEFINE_float(
-    'word_bonus', language_model_lib.BETA, 'With --lm: added for each word.'
+    'word_bonus',
+    None,
+    'With --lm: added for each word; by default as tuned, or '
+    f'{language_model_lib.BETA}.',
 )
 _BEAM_WIDTH = flags.DEFINE_integer(
     'beam_width', language_model_lib.BEAM_WIDTH, 'With --lm: prefixes kept.'
+)
+_HOTWORDS = flags.DEFINE_multi_string(
+    'hotword', [], 'A word to prefer; may be repeated.'
+)
+_HOTWORD_WEIGHT = flags.DEFINE_float(
+    'hotword_weight',
+    language_model_lib.HOTWORD_WEIGHT,
+    'Added to the score, in nats, for each --hotword.',
+)
+_NUM_BEST = flags.DEFINE_integer(
+    'num_best',
+    1,
+    'With --lm or --hotword and --format=json: the number of alternatives.',
+    lower_bound=1,
 )
 flags.mark_flag_as_required('run')
 
 
 def main(argv) -> None:
-  language_model = None
-  if _LM.value is not None:
-    language_model = language_model_lib.LanguageModel(
-        path=_LM.value,
-        alpha=_LM_WEIGHT.value,
-        beta=_WORD_BONUS.value,
-        beam_width=_BEAM_WIDTH.value,
-    )
+  if _NUM_BEST.value > 1 and _FORMAT.value != 'json':
+    raise ValueError('--num_best is for --format=json.')
+  language_model = language_model_lib.build(
+      path=_LM.value,
+      alpha=_LM_WEIGHT.value,
+      beta=_WORD_BONUS.value,
+      beam_width=_BEAM_WIDTH.value,
+  )
   loaded = recognizer.load(
       run=_RUN.value,
       trust_code=_TRUST_CODE.value,
       window_sec=_WINDOW_SEC.value,
       language_model=language_model,
+      hotwords=_HOTWORDS.value,
+      hotword_weight=_HOTWORD_WEIGHT.value,
+      num_best=_NUM_BEST.value,
   )
   try:
     text = transcription.transcribe(

@@ -190,6 +190,8 @@ def _section(
   if not rows:
     return '\n\n'.join([*parts, 'Not run.'])
   parts.append(tables.markdown(_table(group, rows)))
+  if rules := {each.runs.first.normalization for each in rows.values()} - {''}:
+    parts.append(wrap(f'Normalised: {"; ".join(sorted(rules))}.'))
   if models := _language_models(rows):
     parts.append(wrap(f'LM: {"; ".join(models)}.'))
   absent = [row.label for row in group.rows if row.label not in rows]

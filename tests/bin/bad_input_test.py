@@ -396,6 +396,18 @@ class BadInputTest(parameterized.TestCase):
           ['no/run has no model_spec.json'],
       ),
       (
+          'num_best_as_text',
+          'transcribe',
+          ['--run=no/run', '--num_best=2', 'x.wav'],
+          ['--num_best is for --format=json'],
+      ),
+      (
+          'no_language_model',
+          'transcribe',
+          ['--run=no/run', '--lm=no.arpa', 'x.wav'],
+          ['no.arpa does not exist'],
+      ),
+      (
           'export_of_no_run',
           'export',
           ['--run=no/run', '--output_dir=x', '--data=y'],

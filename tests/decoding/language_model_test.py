@@ -53,10 +53,11 @@ class LanguageModelTest(cases.TestCase):
     self.path = os.path.join(self.root, 'words.arpa')
     pathlib.Path(self.path).write_text(ARPA)
 
-  def build(self, *, tokens=tuple(' abc'), **settings):
+  def build(self, *, tokens=tuple(' abc'), search=None, **settings):
     return language_model_lib.BeamSearch(
         language_model_lib.LanguageModel(path=self.path, **settings),
         tokens=tokens,
+        **search or {},
     )
 
   @parameterized.parameters(
@@ -77,8 +78,8 @@ class LanguageModelTest(cases.TestCase):
   def test_tokens_without_a_space_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'a token for the space'):
       self.build(tokens='abc')
-    with self.assertRaisesRegex(ValueError, 'this model has sentence pieces'):
-      self.build(tokens=(' ', 'ab'))
+    with self.assertRaisesRegex(ValueError, "'b a' has a space inside"):
+      self.build(tokens=(' ', 'a', 'b a'))
 
   @parameterized.parameters('pyctcdecode', 'kenlm')
   def test_missing_packages_are_named_with_what_installs_them(self, package):
@@ -94,11 +95,10 @@ class LanguageModelTest(cases.TestCase):
     logits = np.full([2, 5], -20.0, np.float32)
     logits[0, 1] = 0.0
     logits[1, 2:4] = (-0.1, 0.0)
-    self.assertEqual(self.build(alpha=0.0)(logits).text, 'ac')
-    self.assertEqual(
-        self.build(alpha=1.0)(logits),
-        hypothesis.Hypothesis('ab', [hypothesis.Word('ab', 0, 2)]),
-    )
+    self.assertEqual(self.build(alpha=0.0)(logits)[0].text, 'ac')
+    (found,) = self.build(alpha=1.0)(logits)
+    self.assertEqual(found.text, 'ab')
+    self.assertEqual([each[:3] for each in found.words], [('ab', 0, 2)])
 
   @needs_packages
   def test_the_best_text_has_the_largest_sum_of_scores(self):
@@ -134,14 +134,14 @@ class LanguageModelTest(cases.TestCase):
         previous = word if known else '<unk>'
       scores[text] = score
     best = max(scores, key=scores.get)
-    found = self.build(alpha=alpha, beta=beta, beam_width=1000)(logits)
+    (found,) = self.build(alpha=alpha, beta=beta, beam_width=1000)(logits)
     self.assertEqual(found.text, best.strip())
 
   @needs_packages
   def test_nothing_is_said_in_no_frames(self):
     self.assertEqual(
         self.build()(np.zeros([0, 5], np.float32)),
-        hypothesis.Hypothesis('', []),
+        [hypothesis.Hypothesis('', [], 0.0)],
     )
 
   @needs_packages
@@ -152,8 +152,8 @@ class LanguageModelTest(cases.TestCase):
     logits = np.full([2, 5], -20.0, np.float32)
     logits[0, 1] = 0.0
     logits[1, 2:4] = (-4.0, 0.0)
-    self.assertEqual(self.build(alpha=0.7)(logits).text, 'ac')
-    self.assertEqual(self.build(alpha=1.0)(logits).text, 'ab')
+    self.assertEqual(self.build(alpha=0.7)(logits)[0].text, 'ac')
+    self.assertEqual(self.build(alpha=1.0)(logits)[0].text, 'ab')
 
   @needs_packages
   def test_the_description_names_file_and_search(self):
@@ -168,6 +168,12 @@ class LanguageModelTest(cases.TestCase):
     self.assertRegex(
         language_model_lib.name(found),
         r'^words.arpa \(order 2, SHA-256 [0-9a-f]{8}\)$',
+    )
+    # As data_tools.ngram writes it.
+    pathlib.Path(self.path).write_text('# {"text": "AN4 public"}\n' + ARPA)
+    self.assertStartsWith(
+        language_model_lib.name(self.build().describe()),
+        'words.arpa of AN4 public (order 2, ',
     )
 
   @needs_packages
@@ -201,3 +207,144 @@ class LanguageModelTest(cases.TestCase):
         text=True,
     )
     self.assertEqual(process.stdout + process.stderr, '')
+
+  @needs_packages
+  def test_frames_of_blanks_are_skipped_without_a_change(self):
+    # 'ab', a long pause, 'ac': more and less sure blanks.
+    logits = np.full([40, 5], -9.0, np.float32)
+    logits[:, 4] = 0.0
+    logits[30, 4] = -8.0
+    for frame, token in ((3, 1), (4, 2), (8, 0), (25, 1), (27, 3)):
+      logits[frame] = (-9.0, -9.0, -8.0, -8.5, -9.0)
+      logits[frame, token] = 0.0
+    log_probs = hypothesis.log_softmax(logits)
+    kept = language_model_lib._frames_to_search(log_probs)
+    self.assertLess(len(kept), 20)
+    # The first blank of each stretch stays: it parts repeated letters.
+    self.assertContainsSubset({0, 3, 4, 5, 8, 9, 25, 26, 27, 28, 30}, {*kept})
+    search = self.build(alpha=1.0)
+    (found,) = search(logits)
+    with mock.patch.object(
+        language_model_lib, '_frames_to_search', lambda x: np.arange(len(x))
+    ):
+      (expected,) = search(logits)
+    self.assertEqual(found.text, expected.text)
+    self.assertEqual(
+        [each[:3] for each in found.words], [('ab', 3, 5), ('ac', 25, 28)]
+    )
+    self.assertAlmostEqual(found.score, expected.score, places=5)
+
+  @needs_packages
+  def test_alternatives_come_best_first_and_words_have_their_share(self):
+    # 'ab' or 'ac', then the space and 'ab' for certain.
+    logits = np.full([6, 5], -20.0, np.float32)
+    logits[0, 1] = logits[2, 0] = logits[3, 1] = logits[4, 2] = 0.0
+    logits[5, 4] = 0.0
+    logits[1, 2:4] = np.log((0.25, 0.75))
+    found = self.build(alpha=0.0, beta=0.0, search=dict(num_best=3))(logits)
+    self.assertEqual([each.text for each in found][:2], ['ac ab', 'ab ab'])
+    self.assertAlmostEqual(
+        found[0].score - found[1].score, math.log(3), places=4
+    )
+    self.assertGreaterEqual(found[1].score, found[-1].score)
+    unsure, sure = found[0].words
+    self.assertAlmostEqual(unsure.confidence, 0.75, places=3)
+    self.assertAlmostEqual(sure.confidence, 1.0, places=3)
+    # The same word at another time does not count.
+    self.assertAlmostEqual(found[1].words[0].confidence, 0.25, places=3)
+
+  @needs_packages
+  def test_a_hotword_is_preferred_with_and_without_a_language_model(self):
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (0.0, -3.0)
+    self.assertEqual(self.build()(logits)[0].text, 'ab')
+    search = dict(hotwords=['ac'], hotword_weight=12.0)
+    self.assertEqual(self.build(search=search)(logits)[0].text, 'ac')
+    alone = language_model_lib.BeamSearch(None, tokens=' abc', **search)
+    self.assertEqual(alone(logits)[0].text, 'ac')
+    search['hotword_weight'] = 1.0
+    alone = language_model_lib.BeamSearch(None, tokens=' abc', **search)
+    self.assertEqual(alone(logits)[0].text, 'ab')
+
+  @parameterized.parameters(
+      ('ad', "'ad' must be one word of the .* without 'd'"),
+      ('a b', "'a b' must be one word"),
+      ('', "'' must be one word"),
+  )
+  def test_bad_hotwords(self, hotword, message):
+    with self.assertRaisesRegex(ValueError, message):
+      language_model_lib.BeamSearch(None, tokens=' abc', hotwords=[hotword])
+
+
+class SentencePiecesTest(cases.TestCase):
+
+  def decode(self, *ids: int, tokens, **settings) -> hypothesis.Hypothesis:
+    """Decodes logits that leave no doubt; the blank is the last id."""
+    path = os.path.join(self.root, 'words.arpa')
+    pathlib.Path(path).write_text(ARPA)
+    logits = np.full([len(ids), len(tokens) + 1], -20.0, np.float32)
+    logits[np.arange(len(ids)), list(ids)] = 0.0
+    (found,) = language_model_lib.BeamSearch(
+        language_model_lib.LanguageModel(path=path, **settings), tokens=tokens
+    )(logits)
+    return found
+
+  @needs_packages
+  def test_pieces_join_to_words_with_their_frames(self):
+    tokens = (' ', ' a', 'a', 'b', 'c', ' ab')
+    for ids, text, words in (
+        # ' a' 'b', ' ab': the space belongs to the piece.
+        ((6, 1, 6, 3, 6, 5), 'ab ab', [('ab', 1, 4), ('ab', 5, 6)]),
+        # A repeated piece is one, unless a blank parts it.
+        ((5, 5, 5), 'ab', [('ab', 0, 3)]),
+        ((5, 6, 5), 'ab ab', [('ab', 0, 1), ('ab', 2, 3)]),
+        # A lone space begins a word.
+        ((0, 2, 4, 6, 0, 3), 'ac b', [('ac', 0, 3), ('b', 4, 6)]),
+        # Without a space at the beginning, with one at the end.
+        ((2, 3, 0), 'ab', [('ab', 0, 2)]),
+    ):
+      with self.subTest(text, ids=ids):
+        found = self.decode(*ids, tokens=tokens, alpha=0.0, beta=0.0)
+        self.assertEqual(found.text, text)
+        self.assertEqual([each[:3] for each in found.words], words)
+
+  @needs_packages
+  def test_a_lone_space_breaks_no_other_prefix(self):
+    """All prefixes, some with a space in their middle, get their own pieces.
+
+    pyctcdecode forces a break after a label that ends in the symbol of a space,
+    in whichever prefix it extends next.
+    """
+    tokens = (' ', ' a', 'b', 'c')
+    logits = np.random.default_rng(0).normal(size=[4, 5]).astype(np.float32)
+    log_probs = hypothesis.log_softmax(logits)
+    expected = {}
+    for ids in itertools.product(range(5), repeat=4):
+      merged = [token for token, _ in itertools.groupby(ids)]
+      text = ''.join(tokens[token] for token in merged if token < 4)
+      text = ' '.join(text.split())
+      score = sum(log_probs[frame, token] for frame, token in enumerate(ids))
+      expected[text] = np.logaddexp(expected.get(text, -np.inf), score)
+    search = language_model_lib.BeamSearch(None, tokens=tokens, num_best=1000)
+    search._beam_width = 1000
+    found = {each.text: each.score for each in search(logits)}
+    likely = {text for text, score in expected.items() if score > -6.0}
+    self.assertGreater(len(likely), 20)
+    self.assertContainsSubset(likely, {*found})
+    for text in likely:
+      self.assertAlmostEqual(found[text], expected[text], places=2, msg=text)
+
+  @needs_packages
+  def test_the_language_model_scores_words_of_pieces(self):
+    path = os.path.join(self.root, 'words.arpa')
+    pathlib.Path(path).write_text(ARPA)
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (-0.1, 0.0)
+    for alpha, text in ((0.0, 'ac'), (1.0, 'ab')):
+      (found,) = language_model_lib.BeamSearch(
+          language_model_lib.LanguageModel(path=path, alpha=alpha),
+          tokens=(' ', ' a', 'b', 'c'),
+      )(logits)
+      self.assertEqual(found.text, text)

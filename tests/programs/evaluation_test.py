@@ -23,8 +23,10 @@ from tff_asr.data import speakers
 from tff_asr.decoding import hypothesis as hypothesis_lib
 from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.features import log_mel
+from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
+from tff_asr.programs import lm_tuning
 from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -224,7 +226,7 @@ class BeamSearchTest(cases.TestCase):
 
     def name_length(logits):
       shapes.append(logits.shape)
-      return hypothesis_lib.Hypothesis(f'{len(logits)}', [])
+      return [hypothesis_lib.Hypothesis(f'{len(logits)}', [], 0.0)]
 
     greedy = _evaluator()(_weights(letter='a'))
     found = _evaluator()(_weights(letter='a'), beam_search=name_length)
@@ -241,38 +243,51 @@ class BeamSearchTest(cases.TestCase):
     )
     self.assertEqual(found.loss, greedy.loss)
 
-  @language_model_test.needs_packages
-  def test_results_have_both_decodings_and_name_the_model(self):
-    path = pathlib.Path(self.path('words.arpa'))
-    path.write_text(language_model_test.ARPA)
-    folder = run_dir.RunDir(self.path('run'), configuration='')
-    folder.write_model(_weights(letter='a'), tokens=' abc')
-    public_data.write(self.path('run'), [])
+  def evaluate(self, **settings):
+    """Evaluates a model that always outputs 'a'; returns results and output."""
+    run = self.path('run')
+    if not os.path.exists(run):
+      pathlib.Path(self.path('words.arpa')).write_text(language_model_test.ARPA)
+      folder = run_dir.RunDir(run, configuration='')
+      folder.write_model(_weights(letter='a'), tokens=' abc')
+      public_data.write(run, [])
+      fakes.write_split(self.path('test'), _CLIENTS)
+      fakes.write_split(self.path('dev'), {'dee': 1})
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
       with contextlib.redirect_stderr(io.StringIO()):
         (result,) = evaluation.evaluate(
-            runs=[self.path('run')],
+            runs=[run],
             model=_model(),
             pipeline=fakes.tiny_pipeline(_model()),
-            client_data=client_data_lib.load(
-                fakes.write_split(self.path('test'), _CLIENTS)
+            client_data=client_data_lib.load(self.path('test')),
+            language_model=language_model_lib.LanguageModel(
+                path=self.path('words.arpa')
             ),
-            language_model=language_model_lib.LanguageModel(path=str(path)),
+            **settings,
         )
+    return result, printed.getvalue()
+
+  @language_model_test.needs_packages
+  def test_results_have_both_decodings_and_name_the_model(self):
+    result, printed = self.evaluate()
+    data = pathlib.Path(self.path('words.arpa')).read_bytes()
     with_lm = result['with_lm']
     self.assertEqual(
         (with_lm['file'], with_lm['order'], with_lm['sha256']),
-        ('words.arpa', 2, hashlib.sha256(path.read_bytes()).hexdigest()),
+        ('words.arpa', 2, hashlib.sha256(data).hexdigest()),
     )
     for each in (result, with_lm):
       for rate, counts, unit in (
           ('word_error_rate', 'speakers', 'words'),
           ('character_error_rate', 'characters', 'characters'),
       ):
-        by_speaker = each[counts].values()
-        wrong = sum(sum(v for k, v in c.items() if k != unit) for c in by_speaker)
-        self.assertEqual(each[rate], wrong / sum(c[unit] for c in by_speaker))
+        found = word_errors.total(
+            word_errors.WordErrors(*counted.values())
+            for counted in each[counts].values()
+        )
+        self.assertEqual([*each[counts]['ann']][-1], unit)
+        self.assertEqual(each[rate], found.rate)
     references = [each['reference'] for each in result['hypotheses']]
     self.assertEqual(
         sum(each['characters'] for each in result['characters'].values()),
@@ -283,7 +298,55 @@ class BeamSearchTest(cases.TestCase):
         {(e['text'], e['text_with_lm']) for e in result['hypotheses']},
         {('a', 'a')},
     )
-    self.assertIn('with words.arpa (order 2, SHA-256 ', printed.getvalue())
+    # Not tuned: there are no dev speakers.
+    self.assertEqual((with_lm['alpha'], with_lm['beta']), (0.5, 1.5))
+    self.assertRegex(
+        printed,
+        r'with words.arpa \(order 2, SHA-256 \w{8}\), weights 0.5 and 1.5\n',
+    )
+
+  @language_model_test.needs_packages
+  def test_weights_are_tuned_once_on_dev_speakers_and_kept(self):
+    result, _ = self.evaluate(dev_dir=self.path('dev'))
+    kept = lm_tuning.read(self.path('run'))
+    self.assertEqual([*kept], [result['with_lm']['sha256']])
+    (found,) = kept.values()
+    self.assertEqual(found['num_dev_speakers'], 1)
+    found['alpha'] = 0.25
+    pathlib.Path(self.path('run/decoding.json')).write_text(json.dumps(kept))
+    for dev_dir in self.path('dev'), None:
+      result, _ = self.evaluate(dev_dir=dev_dir)
+      self.assertEqual(result['with_lm']['alpha'], 0.25)
+
+  @language_model_test.needs_packages
+  def test_private_dev_speakers_are_refused_before_anything_is_decoded(self):
+    self.evaluate(output_name='other.json')
+    dev = client_data_lib.load(self.path('dev'))
+    public_data.write(
+        self.path('run'), [public_data.source(dev, is_private=True)]
+    )
+    with self.assertRaisesRegex(ValueError, '1 dev speakers are private'):
+      self.evaluate(dev_dir=self.path('dev'))
+    self.assertFalse(os.path.exists(self.path('run/test.json')))
+
+  @language_model_test.needs_packages
+  def test_rules_of_normalisation_count_and_are_named(self):
+    plain, _ = self.evaluate()
+    self.assertEqual(plain['normalization'], [])
+    # 'a b c' read as 'abc' has no errors; of 'a' it changes none.
+    result, printed = self.evaluate(rules=['compounds', 'digits'])
+    self.assertEqual(result['normalization'], ['compounds', 'digits'])
+    self.assertIn('of 3 speakers, compounds, digits\n', printed)
+    evaluated = evaluation.Evaluation(
+        hypotheses=[evaluation.Hypothesis('x', 'x', 'a b c', 'ab c')],
+        loss=0.0,
+    )
+    self.assertEqual(evaluated.word_error_rate, 2 / 3)
+    joined = dataclasses.replace(evaluated, rules=['compounds'])
+    self.assertEqual(joined.word_error_rate, 0.0)
+    self.assertEqual(joined.character_error_rate, 0.0)
+    with self.assertRaisesRegex(ValueError, 'rule must be one of'):
+      self.evaluate(rules=['x'])
 
 
 class EvaluateTest(cases.TestCase):

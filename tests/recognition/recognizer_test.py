@@ -161,11 +161,12 @@ class RecognizerTest(parameterized.TestCase):
     # Frames of 30 ms: 'a' 0, 'b' 2, space 3, space 5, 'c' 6 and again 7.
     blank, space, a, b, c = 4, 0, 1, 2, 3
     best = [a, a, b, space, blank, space, c, c, blank]
-    text, words = recognizer._read(np.eye(5, dtype=np.float32)[best])  # pylint: disable=protected-access
+    (found,) = recognizer._decode(np.eye(5, dtype=np.float32)[best])  # pylint: disable=protected-access
+    text, words = found.text, recognizer._words(found)  # pylint: disable=protected-access
     self.assertEqual(text, 'ab  c')
     self.assertEqual([word.text for word in words], ['ab', 'c'])
     np.testing.assert_allclose(
-        [word[1:] for word in words], [[0, 0.09], [0.18, 0.21]]
+        [word[1:3] for word in words], [[0, 0.09], [0.18, 0.21]]
     )
 
   @parameterized.parameters(0.5, 20.5)

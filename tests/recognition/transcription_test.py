@@ -1,5 +1,6 @@
 """Tests of tff_asr.recognition.transcription."""
 
+import functools
 import json
 import os
 import pathlib
@@ -17,11 +18,13 @@ def _recognizer(waveforms):
   for name, waveform in waveforms:
     seconds = len(waveform) / 16000
     words = [
-        recognizer_lib.Word(f'w{i}', i + 0.25, i + 0.75)
+        recognizer_lib.Word(f'w{i}', i + 0.25, i + 0.75, 0.5)
         for i in range(int(seconds))
     ]
     text = ' '.join(word.text for word in words)
-    yield recognizer_lib.Recognition(name, seconds, text, words)
+    yield recognizer_lib.Recognition(
+        name, seconds, text, words, [recognizer_lib.Alternative(text, -1.0)]
+    )
 
 
 class TranscriptionTest(cases.TestCase):
@@ -81,8 +84,27 @@ class TranscriptionTest(cases.TestCase):
         json.loads(self.transcribe(path, output_format='json')),
         [{
             'file': path, 'seconds': 1.5, 'text': 'w0',
-            'words': [{'text': 'w0', 'start_sec': 0.25, 'end_sec': 0.75}],
+            'words': [{
+                'text': 'w0', 'start_sec': 0.25, 'end_sec': 0.75,
+                'confidence': 0.5,
+            }],
         }],
+    )
+
+  def test_json_has_alternatives_if_there_are_several(self):
+    recognition = recognizer_lib.Recognition(
+        'x', 1.0, 'a', [],
+        [
+            recognizer_lib.Alternative('a', -1.0),
+            recognizer_lib.Alternative('b', -2.5),
+        ],
+    )
+    (found,) = json.loads(
+        transcription.render([recognition], output_format='json')
+    )
+    self.assertEqual(
+        found['alternatives'],
+        [{'text': 'a', 'score': -1.0}, {'text': 'b', 'score': -2.5}],
     )
 
   def test_srt_by_hand(self):
@@ -95,7 +117,7 @@ class TranscriptionTest(cases.TestCase):
     )
 
   def test_subtitles_end_at_pauses_and_before_they_are_too_wide(self):
-    word = recognizer_lib.Word
+    word = functools.partial(recognizer_lib.Word, confidence=1.0)
     for words, cues in (
         ([word('a', 0, 1), word('b', 1.7, 2)], 1),
         ([word('a', 0, 1), word('b', 1.9, 2)], 2),
@@ -103,7 +125,7 @@ class TranscriptionTest(cases.TestCase):
         ([word('a' * 40, 0, 1), word('b' * 40, 1, 2)], 2),
         ([], 0),
     ):
-      recognition = recognizer_lib.Recognition('x', 3.0, '', words)
+      recognition = recognizer_lib.Recognition('x', 3.0, '', words, [])
       text = transcription.render([recognition], output_format='srt')
       self.assertEqual(text.count(' --> '), cues)
     recognition = recognition._replace(words=[word('a', 3599.9996, 3723.4)])

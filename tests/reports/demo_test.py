@@ -51,7 +51,11 @@ class _Model:
     for name, waveform in waveforms:
       self.waveforms.append(waveform)
       yield recognizer.Recognition(
-          name, len(waveform) / 16000, self.text, []
+          name,
+          len(waveform) / 16000,
+          self.text,
+          [recognizer.Word(each, 0.0, 1.0, 0.25) for each in self.text.split()],
+          [],
       )
 
 
@@ -111,6 +115,7 @@ class DemoTest(cases.TestCase):
     self.assertEqual(seed['name'], _MARKUP)
     # (3 + 5) / (4 + 8) words.
     self.assertEqual((seed['test_wer'], seed['test_speakers']), ('66.7', '2'))
+    self.assertEqual(seed['test_wer_with_lm'], '')
     self.assertEqual((seed['epsilon'], seed['is_private']), ('', False))
     self.assertEqual((private['test_wer'], private['dev_wer']), ('', '40.0'))
     self.assertEqual(
@@ -136,7 +141,10 @@ class DemoTest(cases.TestCase):
 
   def test_counts_no_errors_without_a_reference(self):
     _, answer = self.transcribe(_tone(0.1), ' ?!')
-    self.assertEqual(answer['hypotheses'][0], {'text': 'one too', 'pairs': None})
+    self.assertEqual(answer['hypotheses'][0], {
+        'text': 'one too', 'pairs': None,
+        'confidences': [['one', 0.25], ['too', 0.25]],
+    })
 
   def test_case_and_punctuation_do_not_count(self):
     found = demo.compare('«Ça va», dit-il: l’été!', "ça va dit-il l'été")

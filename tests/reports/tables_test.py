@@ -1,5 +1,6 @@
 """Tests of tff_asr.reports.tables."""
 
+import dataclasses
 
 from absl.testing import parameterized
 
@@ -72,6 +73,22 @@ class TablesTest(cases.TestCase):
     )
     name = 'words.arpa (order 2, SHA-256 01234567)'
     self.assertEqual(found['language model'], [name, name, ''])
+
+  def test_rates_under_other_rules_are_not_compared(self):
+    def run(name, *rules):
+      found = self.run_(name, 4, 2)
+      return dataclasses.replace(
+          found, evaluation=found.evaluation | {'normalization': [*rules]}
+      )
+
+    seed, other = run('seed'), run('other', 'hyphens', 'digits')
+    found = self.overview(
+        tables.Row('seed', [seed]), tables.Row('other', [other])
+    )
+    self.assertEqual(found['normalised'], ['', 'hyphens, digits'])
+    self.assertNotIn('minus seed (95 %)', found)
+    with self.assertRaisesRegex(ValueError, 'by the same rules'):
+      tables.overview([tables.Row('both', [seed, other])])
 
   def test_pretraining_by_hand(self):
     run = self.run_(

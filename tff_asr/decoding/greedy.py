@@ -12,14 +12,17 @@ from tff_asr.decoding import hypothesis
 
 def decode(
     logits: np.ndarray, *, tokens: Sequence[str]
-) -> hypothesis.Hypothesis:
-  """Decodes an utterance.
+) -> list[hypothesis.Hypothesis]:
+  """Decodes an utterance: one hypothesis.
 
   Args:
     logits: float32 [S, V].
     tokens: The text of each id except the blank.
   """
   best = np.argmax(logits, axis=-1)
+  log_probs = np.take_along_axis(
+      hypothesis.log_softmax(logits), best[:, np.newaxis], axis=-1
+  )[:, 0]
   # -1 differs from every token, so the first frame always begins one.
   is_new = best != np.concatenate([[-1], best[:-1]])
   frames = np.flatnonzero(is_new & (best != len(tokens)))
@@ -33,10 +36,16 @@ def decode(
     if character != ' ':
       start = index if start is None else start
     elif start is not None:
+      emitted = sorted(set(frames[start:index]))
       words.append(
           hypothesis.Word(
-              text[start:index], frames[start], frames[index - 1] + 1
+              text[start:index],
+              emitted[0],
+              emitted[-1] + 1,
+              float(np.exp(log_probs[emitted].mean())),
           )
       )
       start = None
-  return hypothesis.Hypothesis(text.strip(), words)
+  return [
+      hypothesis.Hypothesis(text.strip(), words, float(log_probs.sum()))
+  ]

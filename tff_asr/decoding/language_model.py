@@ -1,8 +1,9 @@
-"""Beam search with an n-gram language model: an optional extra.
+"""Beam search with an n-gram language model or hotwords: an optional extra.
 
 pyctcdecode searches over CTC prefixes with the score
 
     log p(frames | text) + alpha ln p_LM(text) + beta (number of words)
+        + hotword_weight (number of hotwords)
 
 where p_LM is a KenLM model. It needs the packages of requirements-lm.txt, which
 are not in requirements.txt.
@@ -13,6 +14,7 @@ are not in requirements.txt.
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import json
 import logging
 import os
 from typing import Optional
@@ -23,15 +25,23 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.decoding import hypothesis
 
+# Weights where none are given or tuned.
 ALPHA = 0.5
 BETA = 1.5
 BEAM_WIDTH = 32
+HOTWORD_WEIGHT = 10.0
 
 _INSTALL = (
-    'a language model needs further packages; install them with: '
+    'a language model or hotwords need further packages; install them with: '
     'pip install --no-deps -r requirements-lm.txt'
 )
+# Characters of a comment in a model's first line.
+_MAX_COMMENT = 10_000
 _ENDINGS = ('.arpa', '.bin', '.binary')
+# Less probable tokens are not searched, unless they are a frame's best.
+_MIN_TOKEN_LOG_PROB = -5.0
+# pyctcdecode's symbol for the space that begins a piece.
+_SPACE = '\u2581'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,19 +51,23 @@ class LanguageModel:
   Attributes:
     path: A KenLM model, .arpa or binary. With .arpa, prefixes of unknown words
       are scored as unlikely.
-    alpha: Weight of the model, at least 0.
-    beta: Bonus for each word, which counteracts joined words.
+    alpha: Weight of the model, at least 0; None: as tuned for a run, or
+      `ALPHA`.
+    beta: Bonus for each word, which counteracts joined words; None: as tuned
+      for a run, or `BETA`.
     beam_width: Number of prefixes kept, at least 1.
   """
 
   path: str
-  alpha: float = ALPHA
-  beta: float = BETA
+  alpha: Optional[float] = None
+  beta: Optional[float] = None
   beam_width: int = BEAM_WIDTH
 
   def __post_init__(self):
-    checks.non_negative(alpha=self.alpha)
-    checks.finite(beta=self.beta)
+    if self.alpha is not None:
+      checks.non_negative(alpha=self.alpha)
+    if self.beta is not None:
+      checks.finite(beta=self.beta)
     checks.positive_int(beam_width=self.beam_width)
     if not os.path.isfile(self.path):
       raise ValueError(f'the language model {self.path} does not exist.')
@@ -73,8 +87,8 @@ class LanguageModel:
 def build(
     *,
     path: Optional[str],
-    alpha: float = ALPHA,
-    beta: float = BETA,
+    alpha: Optional[float] = None,
+    beta: Optional[float] = None,
     beam_width: int = BEAM_WIDTH,
 ) -> Optional[LanguageModel]:
   """Returns the `LanguageModel` of a file; None without one."""
@@ -86,34 +100,43 @@ def build(
 
 
 class BeamSearch:
-  """Decodes logits with a language model: a `hypothesis.Decode`.
+  """Decodes logits by beam search: a `hypothesis.Decode`.
 
   Attributes:
-    language_model: The model and its weights.
-    order: The longest n-gram of the model, in words.
+    language_model: The model; None: hotwords alone.
+    alpha: Its weight in the search.
+    beta: The bonus for each word.
+    order: The longest n-gram of the model, in words; 0 without one.
   """
 
   def __init__(
-      self, language_model: LanguageModel, *, tokens: Sequence[str]
+      self,
+      language_model: Optional[LanguageModel],
+      *,
+      tokens: Sequence[str],
+      hotwords: Sequence[str] = (),
+      hotword_weight: float = HOTWORD_WEIGHT,
+      num_best: int = 1,
   ):
     """Reads the model.
 
     Args:
-      language_model: The model.
-      tokens: The text of each id except the blank: single characters, one of
-        them a space.
+      language_model: The model, or None.
+      tokens: The text of each id except the blank: characters, or sentence
+        pieces that have a space at their beginning only; one of them a space.
+      hotwords: Words to prefer.
+      hotword_weight: Added to the score for each hotword.
+      num_best: Number of hypotheses to return, at least 1.
 
     Raises:
       ValueError: The packages are not installed, the file is not a KenLM model,
-        or the tokens are not characters or lack the space.
+        the tokens lack the space or have it elsewhere, or a hotword has other
+        characters.
     """
-    if any(len(token) > 1 for token in tokens):
-      raise ValueError(
-          'a language model needs a vocabulary of characters, and this model '
-          'has sentence pieces: decode without a language model.'
-      )
-    if ' ' not in tokens:
-      raise ValueError('a language model of words needs a token for the space.')
+    checks.positive_int(num_best=num_best)
+    checks.finite(hotword_weight=hotword_weight)
+    labels = _labels(tokens)
+    _check_hotwords(hotwords, tokens=tokens)
     try:
       import kenlm  # pylint: disable=g-import-not-at-top
       import pyctcdecode  # pylint: disable=g-import-not-at-top
@@ -121,57 +144,201 @@ class BeamSearch:
       raise ValueError(f'{_INSTALL} ({e}).') from e
     # It logs warnings about labels, and about models without unigrams.
     logging.getLogger('pyctcdecode').setLevel(logging.ERROR)
-    path = language_model.path
-    settings = kenlm.Config()
-    # Otherwise it prints a progress bar and a hint to stderr.
-    settings.show_progress = False
-    settings.arpa_complain = kenlm.ARPALoadComplain.NONE
-    try:
-      model = kenlm.Model(path, settings)
-    except (OSError, RuntimeError) as e:
-      # After the signature of the C++ function that raised it.
-      _, _, reason = str(e).splitlines()[0].rpartition('Exception. ')
-      raise ValueError(
-          f'{path} is not a model that KenLM can read: {reason.rstrip(".)")}.'
-      ) from e
     self.language_model = language_model
-    self.order: int = model.order
+    self.order = 0
+    self.alpha = self.beta = 0.0
+    self._hotwords = hotwords
+    self._hotword_weight = hotword_weight
+    self._num_best = num_best
+    self._beam_width = BEAM_WIDTH
+    scorer = None
+    if language_model is not None:
+      model = _read(kenlm, language_model.path)
+      self.order = model.order
+      self._beam_width = language_model.beam_width
+      is_arpa = language_model.path.endswith('.arpa')
+      scorer = pyctcdecode.LanguageModel(
+          model, set(_unigrams(language_model.path)) if is_arpa else None
+      )
     self._decoder = pyctcdecode.BeamSearchDecoderCTC(
         # The empty text is pyctcdecode's name of the blank, the last id.
-        pyctcdecode.Alphabet.build_alphabet([*tokens, '']),
-        pyctcdecode.LanguageModel(
-            model,
-            set(_unigrams(path)) if path.endswith('.arpa') else None,
-            alpha=float(language_model.alpha),
-            beta=float(language_model.beta),
-        ),
+        pyctcdecode.Alphabet.build_alphabet([*labels, '']),
+        scorer,
     )
+    if language_model is not None:
+      self.set_weights(alpha=language_model.alpha, beta=language_model.beta)
 
-  def __call__(self, logits: np.ndarray) -> hypothesis.Hypothesis:
+  def set_weights(
+      self, *, alpha: Optional[float], beta: Optional[float]
+  ) -> None:
+    """Sets the weights of the language model, by default `ALPHA` and `BETA`."""
+    self.alpha = float(ALPHA if alpha is None else alpha)
+    self.beta = float(BETA if beta is None else beta)
+    self._decoder.reset_params(alpha=self.alpha, beta=self.beta)
+
+  def __call__(self, logits: np.ndarray) -> list[hypothesis.Hypothesis]:
     """Decodes an utterance, given logits float32 [S, V]."""
     # pyctcdecode fails without frames.
     if not len(logits):  # pylint: disable=g-explicit-length-test
-      return hypothesis.Hypothesis('', [])
-    best, *_ = self._decoder.decode_beams(
-        logits, beam_width=self.language_model.beam_width
+      return [hypothesis.Hypothesis('', [], 0.0)]
+    log_probs = hypothesis.log_softmax(logits)
+    kept = _frames_to_search(log_probs)
+    beams = self._decoder.decode_beams(
+        log_probs[kept],
+        beam_width=self._beam_width,
+        token_min_logp=_MIN_TOKEN_LOG_PROB,
+        hotwords=self._hotwords,
+        hotword_weight=self._hotword_weight,
     )
-    # Scores follow, which are not used.
-    text, _, frames, *_ = best
-    return hypothesis.Hypothesis(
-        text, [hypothesis.Word(word, *ends) for word, ends in frames]
-    )
+    # A beam: text, state, words with frames, and two scores, the second one
+    # with language model and hotwords.
+    scores = np.array([score for *_, score in beams])
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    skipped = log_probs[:, -1].sum() - log_probs[kept, -1].sum()
+    return [
+        hypothesis.Hypothesis(
+            text,
+            [
+                hypothesis.Word(
+                    word,
+                    int(kept[start]),
+                    # The last frame of a word is one that was searched.
+                    int(kept[end - 1]) + 1,
+                    _confidence((word, (start, end)), beams, shares),
+                )
+                for word, (start, end) in words
+            ],
+            float(score + skipped),
+        )
+        for text, _, words, _, score in beams[: self._num_best]
+    ]
 
   def describe(self) -> dict[str, str | int | float]:
-    """Returns what names the model and the search in results, as JSON."""
+    """Returns what names the model and the search in results, as JSON.
+
+    Its text is named if the file names it.
+    """
     model = self.language_model
-    return {
+    text = _text_of(model.path)
+    return ({'text': text} if text else {}) | {
         'file': os.path.basename(model.path),
         'sha256': model.sha256,
         'order': self.order,
-        'alpha': model.alpha,
-        'beta': model.beta,
+        'alpha': self.alpha,
+        'beta': self.beta,
         'beam_width': model.beam_width,
     }
+
+
+def name(description: Mapping[str, str | int | float]) -> str:
+  """Returns the words that name a model in tables, given `describe`'s JSON."""
+  text = f' of {description["text"]}' if 'text' in description else ''
+  return (
+      f'{description["file"]}{text} (order {description["order"]}, SHA-256 '
+      f'{description["sha256"][:8]})'
+  )
+
+
+class _LoneSpace(str):
+  """The label of a space that is a piece of its own.
+
+  pyctcdecode looks at the first and last characters of labels. One that also
+  ends in the symbol of a space would force a break into the next prefix that it
+  extends, whichever that is.
+  """
+
+  def __getitem__(self, key: slice) -> str:
+    return _SPACE if key == slice(None, 1) else ''
+
+
+def _labels(tokens: Sequence[str]) -> list[str]:
+  """Returns tokens as pyctcdecode's labels."""
+  if ' ' not in tokens:
+    raise ValueError('a language model of words needs a token for the space.')
+  if all(len(token) == 1 for token in tokens):
+    return [*tokens]
+  inside = [token for token in tokens if ' ' in token[1:]]
+  if inside:
+    raise ValueError(
+        f'the piece {inside[0]!r} has a space inside: with it, words cannot be '
+        'scored. Train pieces that do not cross words, or decode greedily.'
+    )
+  return [
+      _LoneSpace(_SPACE) if token == ' ' else token.replace(' ', _SPACE)
+      for token in tokens
+  ]
+
+
+def _check_hotwords(hotwords: Sequence[str], *, tokens: Sequence[str]) -> None:
+  """Raises ValueError for a hotword that cannot be decoded."""
+  known = set(''.join(tokens)) - {' '}
+  for word in hotwords:
+    unknown = sorted(set(word) - known)
+    if not word or unknown:
+      raise ValueError(
+          f'the hotword {word!r} must be one word of the tokens\' characters'
+          + (f', without {" ".join(map(repr, unknown))}.' if unknown else '.')
+      )
+
+
+def _read(kenlm, path: str):
+  """Reads a model of KenLM."""
+  settings = kenlm.Config()
+  # Otherwise it prints a progress bar and a hint to stderr.
+  settings.show_progress = False
+  settings.arpa_complain = kenlm.ARPALoadComplain.NONE
+  try:
+    return kenlm.Model(path, settings)
+  except (OSError, RuntimeError) as e:
+    # After the signature of the C++ function that raised it.
+    _, _, reason = str(e).splitlines()[0].rpartition('Exception. ')
+    raise ValueError(
+        f'{path} is not a model that KenLM can read: {reason.rstrip(".)")}.'
+    ) from e
+
+
+def _frames_to_search(log_probs: np.ndarray) -> np.ndarray:
+  """Returns the frames that a search needs, int [at most S].
+
+  In a frame where every other token is too improbable to be searched, each
+  prefix gets a blank and the same score. After a first one of them, further
+  ones change nothing.
+  """
+  others = log_probs[:, :-1].max(axis=-1)
+  is_blank = (others < _MIN_TOKEN_LOG_PROB) & (log_probs[:, -1] >= others)
+  follows = np.concatenate([[False], is_blank[:-1]])
+  return np.flatnonzero(~(is_blank & follows))
+
+
+def _confidence(
+    word: tuple[str, tuple[int, int]],
+    beams: Sequence[tuple],
+    shares: np.ndarray,
+) -> float:
+  """Returns the share of beams that have a word in overlapping frames."""
+  text, (start, end) = word
+  has_word = [
+      any(
+          other == text and first < end and start < last
+          for other, (first, last) in words
+      )
+      for _, _, words, *_ in beams
+  ]
+  # Rounding of a sum of shares.
+  return float(min(1.0, shares[has_word].sum()))
+
+
+def _text_of(path: str) -> str:
+  """Returns the name of a model's text, if `data_tools.ngram` wrote it."""
+  if not path.endswith('.arpa'):
+    return ''
+  with open(path, encoding='utf-8', errors='replace') as file:
+    line = file.readline(_MAX_COMMENT)
+  try:
+    return str(json.loads(line.removeprefix('#'))['text'])
+  except (KeyError, TypeError, ValueError):
+    return ''
 
 
 def _unigrams(path: str) -> Iterator[str]:
@@ -188,11 +355,3 @@ def _unigrams(path: str) -> Iterator[str]:
       fields = line.split()
       if len(fields) > 1:
         yield fields[1]
-
-
-def name(description: Mapping[str, str | int | float]) -> str:
-  """Returns the words that name a model in tables, given `describe`'s JSON."""
-  return (
-      f'{description["file"]} (order {description["order"]}, SHA-256 '
-      f'{description["sha256"][:8]})'
-  )

@@ -25,9 +25,11 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
 from tff_asr.decoding import hypothesis as hypothesis_lib
 from tff_asr.decoding import language_model as language_model_lib
+from tff_asr.metrics import normalization
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.programs import lm_tuning
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
@@ -54,7 +56,7 @@ class Hypothesis(NamedTuple):
   text_with_lm: Optional[str] = None
 
 
-# Counts the errors of a hypothesis, given a reference.
+# Counts the errors of a hypothesis: reference and hypothesis to errors.
 Count = Callable[[str, str], word_errors.WordErrors]
 
 
@@ -72,6 +74,8 @@ class Evaluation:
       which are decoded, too.
     num_fill_rows: Rows that would pad the batches of the other utterances to a
       multiple of 8, as the published code pads them.
+    rules: Normalisation (`normalization.RULES`) before words and characters are
+      compared. It does not apply to tokens and the published rate.
   """
 
   hypotheses: list[Hypothesis]
@@ -79,6 +83,7 @@ class Evaluation:
   token_errors: word_errors.WordErrors = word_errors.WordErrors()
   too_long: frozenset[str] = frozenset()
   num_fill_rows: int = 0
+  rules: Sequence[str] = ()
 
   def errors_by_client(
       self, *, count: Count = word_errors.count, field: str = 'text'
@@ -93,7 +98,13 @@ class Evaluation:
     for hypothesis in self.hypotheses:
       errors[hypothesis.client_id] = errors.get(
           hypothesis.client_id, word_errors.WordErrors()
-      ) + count(hypothesis.reference, getattr(hypothesis, field))
+      ) + count(
+          *normalization.normalize(
+              hypothesis.reference,
+              getattr(hypothesis, field),
+              rules=self.rules,
+          )
+      )
     return dict(sorted(errors.items()))
 
   @property
@@ -229,7 +240,9 @@ class Evaluator:
       texts_with_lm = [None] * len(batch['client_id'])
       if beam_search is not None:
         rows = zip(decoded['logits'].numpy(), decoded['lengths'].numpy())
-        texts_with_lm = [beam_search(row[:length]).text for row, length in rows]
+        texts_with_lm = [
+            beam_search(row[:length])[0].text for row, length in rows
+        ]
       loss_sum += float(decoded['loss_sum'])
       num_losses += float(decoded['num_losses'])
       is_long = (batch['feature_lengths'] > self._pipeline.max_frames).numpy()
@@ -272,6 +285,24 @@ class Evaluator:
         num_fill_rows=num_fill_rows,
     )
 
+  def logits(
+      self, weights: weights_lib.Weights
+  ) -> list[tuple[str, np.ndarray]]:
+    """Returns the reference and the logits float32 [S, V] of each utterance."""
+    kept = []
+
+    def keep(found: np.ndarray) -> list[hypothesis_lib.Hypothesis]:
+      # A copy, so that the batch's array can be freed. Its number is the text,
+      # because hypotheses come in another order.
+      kept.append(np.array(found))
+      return [hypothesis_lib.Hypothesis(f'{len(kept) - 1}', [], 0.0)]
+
+    decoded = self(weights, beam_search=keep)
+    return [
+        (each.reference, kept[int(each.text_with_lm)])
+        for each in decoded.hypotheses
+    ]
+
   def _batches(self) -> tf.data.Dataset:
     examples = tf.data.Dataset.from_tensor_slices(
         # Sorted, so that batches do not depend on the order of the ids.
@@ -313,6 +344,8 @@ def evaluate(
     pipeline: pipeline_lib.Pipeline,
     client_data: tff.simulation.datasets.ClientData,
     language_model: Optional[language_model_lib.LanguageModel] = None,
+    dev_dir: Optional[str] = None,
+    rules: Sequence[str] = (),
     output_name: str = 'test.json',
 ) -> list[dict[str, Any]]:
   """Decodes all speakers of a data set with each run's model.
@@ -323,7 +356,12 @@ def evaluate(
     pipeline: Features, batches and the tokenizer.
     client_data: The speakers to decode.
     language_model: For a second decoding of the same logits, by beam search;
-      None: greedy decoding only.
+      None: greedy decoding only. Weights that it lacks are those that a run
+      keeps for it (`lm_tuning`).
+    dev_dir: Shards of public dev speakers. Weights that a run does not keep are
+      tuned on them; None: those weights are the defaults.
+    rules: Normalisation before words and characters are compared, named with
+      the results: see `normalization.RULES`.
     output_name: JSON file to write into each run's folder: the error rates;
       the word and character errors and known attributes (gender, age, accent)
       of each speaker; every hypothesis; the same with the language model under
@@ -349,11 +387,12 @@ def evaluate(
           )
           for run in runs
       ),
+      lambda: normalization.check(rules),
       lambda: _check_output_name(output_name),
   )
   # Read before anything is decoded: a damaged file is found in seconds.
-  beam_search = language_model and language_model_lib.BeamSearch(
-      language_model, tokens=pipeline.tokenizer.tokens
+  searches = _Searches(
+      runs, language_model, model=model, pipeline=pipeline, dev_dir=dev_dir
   )
   attributes = _attributes(client_data)
   private = [public_data.count_overlap(run, client_data) for run in runs]
@@ -368,8 +407,12 @@ def evaluate(
       description='evaluate', total=len(runs) * num_utterances, unit='utterance'
   ) as progress:
     for run, run_weights, counts in zip(runs, weights, private, strict=True):
-      evaluated = evaluator(
-          run_weights, progress=progress.update, beam_search=beam_search
+      beam_search = searches.of(run, run_weights)
+      evaluated = dataclasses.replace(
+          evaluator(
+              run_weights, progress=progress.update, beam_search=beam_search
+          ),
+          rules=rules,
       )
       result = _results(evaluated, attributes, counts)
       if beam_search is not None:
@@ -384,6 +427,62 @@ def evaluate(
   return results
 
 
+class _Searches:
+  """The beam search of each run, with its own weights."""
+
+  def __init__(
+      self,
+      runs: Sequence[str],
+      language_model: Optional[language_model_lib.LanguageModel],
+      *,
+      model: ctc.CtcModel,
+      pipeline: pipeline_lib.Pipeline,
+      dev_dir: Optional[str],
+  ):
+    """Reads everything, so that bad input is found before decoding."""
+    self._search = self._evaluator = None
+    if language_model is None:
+      return
+    self._search = language_model_lib.BeamSearch(
+        language_model, tokens=pipeline.tokenizer.tokens
+    )
+    self._models = {
+        run: lm_tuning.tuned(run, language_model) for run in runs
+    }
+    untuned = [
+        run
+        for run, each in self._models.items()
+        if None in (each.alpha, each.beta)
+    ]
+    if dev_dir is None or not untuned:
+      return
+    dev_data = client_data_lib.load(dev_dir)
+    checks.check_all(
+        *(functools.partial(lm_tuning.check, run, dev_data) for run in untuned)
+    )
+    self._evaluator = Evaluator(
+        model=model, pipeline=pipeline, client_data=dev_data
+    )
+
+  def of(
+      self, run: str, weights: weights_lib.Weights
+  ) -> Optional[language_model_lib.BeamSearch]:
+    """Returns the search with the weights of a run, tuned now if need be."""
+    if self._search is None:
+      return None
+    model = self._models[run]
+    if self._evaluator is None or None not in (model.alpha, model.beta):
+      self._search.set_weights(alpha=model.alpha, beta=model.beta)
+    else:
+      lm_tuning.tune(
+          run,
+          dev_data=self._evaluator.client_data,
+          decoded=self._evaluator.logits(weights),
+          beam_search=self._search,
+      )
+    return self._search
+
+
 def _print_result(
     run: str, result: Mapping[str, Any], private: public_data.OverlapCounts
 ) -> None:
@@ -393,12 +492,14 @@ def _print_result(
       f'{run}: WER {percent("word_error_rate")}, CER '
       f'{percent("character_error_rate")} (TER {percent("token_error_rate")}) '
       f'of {result["num_words"]} words of {result["num_speakers"]} speakers'
+      + ''.join(f', {rule}' for rule in result['normalization'])
   )
   if with_lm := result.get('with_lm'):
     print(
         f'{run}: WER {percent("word_error_rate", with_lm)}, CER '
         f'{percent("character_error_rate", with_lm)} with '
-        f'{language_model_lib.name(with_lm)}'
+        f'{language_model_lib.name(with_lm)}, weights '
+        f'{with_lm["alpha"]:g} and {with_lm["beta"]:g}'
     )
   if private.words:
     print(f'{run}: {private.words}')
@@ -451,6 +552,7 @@ def _results(
       'num_speakers': len(by_client),
       'median_speaker_word_error_rate': float(np.median(rates)),
       'worst_speaker_word_error_rate': max(rates),
+      'normalization': [*evaluated.rules],
       'private': private._asdict(),
       'attributes': attributes,
       'hypotheses': [

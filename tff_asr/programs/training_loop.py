@@ -73,6 +73,7 @@ _DISPLAYED = {
     'train_loss': ('loss', '{:.2f}'.format),
     'epsilon': ('epsilon', privacy_report.format_epsilon),
     'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
+    'dev_character_error_rate': ('dev CER', '{:.1%}'.format),
     'dev_accuracy': ('dev accuracy', '{:.1%}'.format),
     'num_clients': ('clients', '{:.0f}'.format),
 }

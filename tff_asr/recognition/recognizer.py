@@ -13,7 +13,7 @@ neither cut nor doubled.
   N: samples. S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import functools
 from typing import NamedTuple, Optional
 
@@ -29,6 +29,7 @@ from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.programs import lm_tuning
 from tff_asr.recognition import model_spec
 from tff_asr.storage import run_dir
 
@@ -37,11 +38,26 @@ _MARGIN_SHARE = 0.1
 
 
 class Word(NamedTuple):
-  """A recognised word, with its times in seconds from the start."""
+  """A recognised word.
+
+  Attributes:
+    text: The word.
+    start_sec: When the model emits its first token, in seconds from the start.
+    end_sec: The end of the frame of its last token.
+    confidence: In [0, 1]; see `hypothesis.Word`.
+  """
 
   text: str
   start_sec: float
   end_sec: float
+  confidence: float
+
+
+class Alternative(NamedTuple):
+  """A transcript that was not the best; see `hypothesis.Hypothesis`."""
+
+  text: str
+  score: float
 
 
 class Recognition(NamedTuple):
@@ -51,13 +67,16 @@ class Recognition(NamedTuple):
     name: Name of the waveform.
     seconds: Its length.
     text: The transcript; may be empty.
-    words: Its words with their times.
+    words: Its words with their times and confidences.
+    alternatives: The best transcripts and their scores, the first one with
+      `text`; a single one unless the decoder returns several.
   """
 
   name: str
   seconds: float
   text: str
   words: list[Word]
+  alternatives: list[Alternative]
 
 
 class Recognizer:
@@ -139,9 +158,13 @@ class Recognizer:
       waveforms: Names, and int16 [N], 16 kHz mono; read lazily.
     """
     for name, num_samples, logits in self.logits(waveforms):
-      text, words = self._read(logits)
+      found = self._decode(logits)
       yield Recognition(
-          name, num_samples / schema.SAMPLE_RATE_HZ, text, words
+          name,
+          num_samples / schema.SAMPLE_RATE_HZ,
+          found[0].text,
+          self._words(found[0]),
+          [Alternative(each.text, each.score) for each in found],
       )
 
   def logits(
@@ -212,13 +235,17 @@ class Recognizer:
       joined.append(by_window[index][first:end])
     return np.concatenate(joined)
 
-  def _read(self, logits: np.ndarray) -> tuple[str, list[Word]]:
-    """Decodes logits [S, V] to text and words with times."""
-    text, words = self._decode(logits)
+  def _words(self, found: hypothesis.Hypothesis) -> list[Word]:
+    """Returns the words of a hypothesis with times in seconds."""
     frame_sec = self._frame_samples / schema.SAMPLE_RATE_HZ
-    return text, [
-        Word(word, float(start * frame_sec), float(end * frame_sec))
-        for word, start, end in words
+    return [
+        Word(
+            each.text,
+            each.start * frame_sec,
+            each.end * frame_sec,
+            each.confidence,
+        )
+        for each in found.words
     ]
 
 
@@ -228,6 +255,9 @@ def load(
     trust_code: Optional[str] = None,
     window_sec: Optional[float] = None,
     language_model: Optional[language_model_lib.LanguageModel] = None,
+    hotwords: Sequence[str] = (),
+    hotword_weight: float = language_model_lib.HOTWORD_WEIGHT,
+    num_best: int = 1,
 ) -> Recognizer:
   """Loads the recognizer of a run that has ended.
 
@@ -235,18 +265,32 @@ def load(
     run: The run's folder.
     trust_code: See `model_spec.read`.
     window_sec: See `Recognizer`.
-    language_model: For beam search; None decodes greedily.
+    language_model: For beam search, with the weights that were tuned for the
+      run, unless it has its own. Without it and hotwords, decoding is greedy.
+    hotwords: Words to prefer.
+    hotword_weight: Added to the score for each of them.
+    num_best: Number of alternatives; more than one needs a beam search.
 
   Raises:
-    ValueError: As `model_spec.read`, `run_dir.read_model`, `Recognizer` and
-      `language_model.BeamSearch`.
+    ValueError: As `model_spec.read`, `run_dir.read_model`, `Recognizer`,
+      `language_model.BeamSearch` and `lm_tuning.tuned`; or num_best needs a
+      beam search.
   """
   model, pipeline = model_spec.read(run, trust_code=trust_code)
   tokenizer = pipeline.tokenizer
   decode = None
-  if language_model is not None:
+  if language_model is not None or hotwords:
     decode = language_model_lib.BeamSearch(
-        language_model, tokens=tokenizer.tokens
+        language_model and lm_tuning.tuned(run, language_model),
+        tokens=tokenizer.tokens,
+        hotwords=hotwords,
+        hotword_weight=hotword_weight,
+        num_best=num_best,
+    )
+  elif num_best > 1:
+    raise ValueError(
+        f'num_best {num_best} needs a beam search: give a language model or '
+        'hotwords.'
     )
   weights = run_dir.read_model(
       run, model=model, tokens=tokenizer.identity

@@ -42,8 +42,9 @@ def transcribe(
     paths: Files, and folders, in which files with an ending of audio are read.
     recognizer: The model.
     output_format: 'text' (for several files one line each: path, tab and text),
-      'json' (a list of objects: file, seconds, text, and words with start_sec
-      and end_sec) or 'srt'.
+      'json' (a list of objects: file, seconds, text, words with start_sec,
+      end_sec and confidence, and alternatives with score if there are several)
+      or 'srt'.
     output_dir: Receives one file per audio file, in the same subfolders;
       existing ones are replaced. None: the text is returned.
 
@@ -163,10 +164,12 @@ def render(
                     'text': word.text,
                     'start_sec': round(word.start_sec, 3),
                     'end_sec': round(word.end_sec, 3),
+                    'confidence': round(word.confidence, 3),
                 }
                 for word in each.words
             ],
         }
+        | _alternatives(each)
         for each in recognitions
     ]
     # Letters as they are: transcripts are read by people, too.
@@ -179,6 +182,20 @@ def render(
       f'{each.name}\t{each.text}\n' if named else f'{each.text}\n'
       for each in recognitions
   )
+
+
+def _alternatives(
+    recognition: recognizer_lib.Recognition,
+) -> dict[str, list[dict[str, str | float]]]:
+  """Returns the field of alternatives, if there are several."""
+  if len(recognition.alternatives) < 2:
+    return {}
+  return {
+      'alternatives': [
+          {'text': each.text, 'score': round(each.score, 3)}
+          for each in recognition.alternatives
+      ]
+  }
 
 
 def _waveforms(

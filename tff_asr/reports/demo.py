@@ -13,7 +13,7 @@ A server of Python's own library, for the person at this computer:
     GET  /            the page
     GET  /runs        {max_bytes, max_sec, runs: [`describe`]}
     POST /transcribe?reference=TEXT, an audio file
-                      {seconds, hypotheses: [`compare`]} or {error}
+                      {seconds, hypotheses: [`Comparison`]} or {error}
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +33,7 @@ import numpy as np
 from tff_asr.data import audio
 from tff_asr.metrics import word_errors
 from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import tables
 
 # Never all interfaces: the page is for the person at this computer.
@@ -48,11 +49,15 @@ Recognize = Callable[
 
 
 class Comparison(TypedDict, total=False):
-  """A hypothesis aligned with a reference; see `compare`."""
+  """A hypothesis aligned with a reference (`compare`).
+
+  It also has the hypothesis' words with their confidences.
+  """
   text: str
   pairs: list[word_errors.Pair] | None
   errors: int
   words: int
+  confidences: list[tuple[str, float]]
 
 
 class Transcripts(TypedDict):
@@ -124,8 +129,11 @@ class Server(socketserver.ThreadingTCPServer):
       waveform = audio.read(recording, name='this file', max_sec=MAX_SEC)
       hypotheses = []
       for recognize in self._recognizers:
-        (recognition,) = recognize([('recording', waveform)])
-        hypotheses.append(compare(reference, recognition.text))
+        (found,) = recognize([('recording', waveform)])
+        confidences = [(word.text, word.confidence) for word in found.words]
+        hypotheses.append(
+            compare(reference, found.text) | {'confidences': confidences}
+        )
     return {
         'seconds': len(waveform) / audio.SAMPLE_RATE_HZ,
         'hypotheses': hypotheses,
@@ -139,6 +147,7 @@ def describe(row: tables.Row) -> dict[str, str | bool]:
       'name': row.label,
       'kind': tables.COLUMNS['kind'](row),
       'test_wer': tables.rate(row),
+      'test_wer_with_lm': tables.rate(row, runs_lib.WER_WITH_LM),
       'test_speakers': f'{len(run.speakers):,}',
       'dev_wer': tables.COLUMNS['dev WER %'](row),
       'epsilon': tables.epsilon(row),

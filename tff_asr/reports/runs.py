@@ -66,6 +66,7 @@ class ErrorCounts(TypedDict):
 class DecodingWithLm(ErrorCounts):
   """The decoding with a language model, and what names the model."""
   file: str
+  text: NotRequired[str]
   sha256: str
   order: int
   alpha: float
@@ -78,6 +79,7 @@ class Evaluation(ErrorCounts):
   hypotheses: list[Hypothesis]
   attributes: dict[str, dict[str, str]]
   private: dict[str, int | bool]
+  normalization: list[str]
   with_lm: NotRequired[DecodingWithLm]
 
 
@@ -140,6 +142,11 @@ class Run:
   def speakers(self) -> Mapping[str, word_errors.WordErrors]:
     """Returns word errors of the evaluated speakers, decoded greedily."""
     return self.scores.get(WER, {})
+
+  @property
+  def normalization(self) -> str:
+    """Returns the rules by which texts were compared; empty without any."""
+    return ', '.join((self.evaluation or {}).get('normalization', ()))
 
   @property
   def with_lm(self) -> Optional[DecodingWithLm]:

@@ -66,11 +66,13 @@ class Row(NamedTuple):
         {name: errors.words for name, errors in found.items()}
         for found in self._scores
     )
-    # Means over runs need the same speakers in each.
-    if any(other != first for other in others):
+    # Means over runs need the same speakers in each, and the same rules.
+    rules = {run.normalization for run in self.runs}
+    if any(other != first for other in others) or len(rules) > 1:
       raise ValueError(
           f'the runs of {self.label} were not all evaluated on the same '
-          'speakers, or with a language model: evaluate them again.'
+          'speakers, by the same rules, or with a language model: evaluate '
+          'them again.'
       )
     return first
 
@@ -159,10 +161,13 @@ def overview(rows: Sequence[Row]) -> Table:
 def difference(row: Row, first: Row, measure: str) -> str:
   """Formats the difference of two rows; empty where there is none.
 
-  It is paired by speaker, so both need the same speakers and references.
+  It is paired by speaker, so both need the same speakers and references, and
+  the same normalisation.
   """
   row, first = (each._replace(measure=measure) for each in (row, first))
   if not row.words or row.words != first.words:
+    return ''
+  if row.first.normalization != first.first.normalization:
     return ''
   return interval(
       confidence.difference(row.errors, first.errors, list(row.words.values()))
@@ -402,6 +407,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'with LM: minus {first} (95 %)': lambda row: '',
     'CER % with LM': lambda row: rate(row, runs_lib.CER_WITH_LM),
     'language model': language_models,
+    'normalised': lambda row: row.first.normalization,
     'dev WER %': lambda row: percent(row.last('dev_word_error_rate')),
     'dev loss': lambda row: _show(row.last('dev_loss'), '.3f'),
     'masked accuracy %': _masked_accuracy,

@@ -19,6 +19,8 @@ The folder has mode 0700. Its files:
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
   results.json    the metrics at the end
+  decoding.json   weights of language models, tuned on dev speakers, by
+                  `programs.lm_tuning`; written after training
   privacy_report.txt, privacy_report.json   the privacy report (federated runs)
 """
 
@@ -67,6 +69,7 @@ LEDGER = 'ledger.jsonl'
 MODEL = 'model.safetensors'
 CONFIG = 'config.gin'
 MODEL_SPEC = 'model_spec.json'
+DECODING = 'decoding.json'
 _LOCK = 'run.lock'
 METRICS = 'metrics.csv'
 RESULTS = 'results.json'

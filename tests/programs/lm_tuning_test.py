@@ -1,0 +1,95 @@
+"""Tests of tff_asr.programs.lm_tuning."""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+
+from tests import cases
+from tests import fakes
+from tests.decoding import language_model_test
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.decoding import language_model as language_model_lib
+from tff_asr.programs import lm_tuning
+from tff_asr.programs import public_data
+
+
+class LmTuningTest(cases.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path_ = self.path('words.arpa')
+    pathlib.Path(self.path_).write_text(language_model_test.ARPA)
+    self.run_ = self.path('run')
+    os.makedirs(self.run_)
+    public_data.write(self.run_, [])
+    self.dev = client_data_lib.load(
+        fakes.write_split(self.path('dev'), {'ann': 1, 'bob': 2})
+    )
+
+  def model(self, **settings) -> language_model_lib.LanguageModel:
+    return language_model_lib.LanguageModel(path=self.path_, **settings)
+
+  def tune(self, *decoded: tuple[str, np.ndarray]):
+    search = language_model_lib.BeamSearch(self.model(), tokens=' abc')
+    found = lm_tuning.tune(
+        self.run_, dev_data=self.dev, decoded=decoded, beam_search=search
+    )
+    return found, search
+
+  @language_model_test.needs_packages
+  def test_the_weights_with_the_fewest_errors_are_kept(self):
+    # 'a', then 'c' rather than 'b' by 3.9 nats. ln p('ab') - ln p('ac') is
+    # 2 ln 10 = 4.6: at weight .75 (3.5) 'ac' wins still, at 1 (4.6) 'ab'.
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (-3.9, 0.0)
+    found, search = self.tune(('ab', logits), ('ab', logits))
+    self.assertEqual((found['alpha'], found['beta']), (1.0, 1.5))
+    self.assertEqual((search.alpha, search.beta), (1.0, 1.5))
+    self.assertEqual(search(logits)[0].text, 'ab')
+    self.assertEqual(found['num_dev_speakers'], 2)
+    self.assertEqual(found['num_dev_words'], 2)
+    rates = {(a, b): rate for a, b, rate in found['dev_word_error_rates']}
+    self.assertLen(rates, len(lm_tuning.ALPHAS) * len(lm_tuning.BETAS))
+    for (alpha, _), rate in rates.items():
+      self.assertEqual(rate, float(alpha < 1.0))
+    # Kept in the run, for this model only.
+    tuned = lm_tuning.tuned(self.run_, self.model())
+    self.assertEqual((tuned.alpha, tuned.beta), (1.0, 1.5))
+    given = lm_tuning.tuned(self.run_, self.model(alpha=0.1))
+    self.assertEqual((given.alpha, given.beta), (0.1, 1.5))
+    pathlib.Path(self.path_).write_text(language_model_test.ARPA + '\n')
+    other = lm_tuning.tuned(self.run_, self.model())
+    self.assertEqual((other.alpha, other.beta), (None, None))
+    # A second model leaves the first one's weights.
+    self.tune(('ac', logits))
+    self.assertLen(lm_tuning.read(self.run_), 2)
+    # Of equal rates the defaults count.
+    tuned = lm_tuning.tuned(self.run_, self.model())
+    self.assertEqual((tuned.alpha, tuned.beta), (0.5, 1.5))
+
+  @language_model_test.needs_packages
+  def test_private_dev_speakers_are_refused(self):
+    public_data.write(
+        self.run_, [public_data.source(self.dev, is_private=True)]
+    )
+    with self.assertRaisesRegex(
+        ValueError, '2 dev speakers are private in the training of .*run'
+    ):
+      self.tune(('ab', np.zeros([2, 5], np.float32)))
+    self.assertFalse(os.path.exists(os.path.join(self.run_, 'decoding.json')))
+
+  @language_model_test.needs_packages
+  def test_dev_speakers_must_have_words(self):
+    with self.assertRaisesRegex(ValueError, 'no words'):
+      self.tune(('', np.zeros([2, 5], np.float32)))
+
+  def test_a_damaged_file_is_named(self):
+    path = pathlib.Path(self.run_, 'decoding.json')
+    for content in ('{', '[]', '{"x": 1}', '{"x": {"alpha": 1}}',
+                    json.dumps({'x': {'alpha': 'a', 'beta': 'b'}})):
+      path.write_text(content)
+      with self.assertRaisesRegex(ValueError, 'decoding.json is damaged'):
+        lm_tuning.read(self.run_)

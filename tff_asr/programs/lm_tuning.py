@@ -1,0 +1,134 @@
+"""Weights of a language model, tuned on dev speakers and kept in the run.
+
+`tune` searches logits of the dev speakers with a grid of weights. The pair with
+the fewest word errors goes into decoding.json of the run's folder, by the
+SHA-256 of the language model; evaluation, transcription and the demo read it
+there. The weights depend on no other data. No noise protects the dev speakers,
+so they must be public: those who are private in the run's training are refused.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import os
+from typing import TypedDict
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr import files
+from tff_asr.decoding import language_model as language_model_lib
+from tff_asr.metrics import word_errors
+from tff_asr.programs import public_data
+from tff_asr.storage import run_dir
+
+ALPHAS = (0.5, 0.25, 0.75, 1.0, 1.5)
+BETAS = (1.5, 0.0, 3.0)
+"""The grid. Of equal rates the first counts, so the defaults come first."""
+
+
+class Tuned(TypedDict):
+  """An entry of decoding.json."""
+  file: str
+  alpha: float
+  beta: float
+  num_dev_speakers: int
+  num_dev_words: int
+  dev_word_error_rates: list[tuple[float, float, float]]  # alpha, beta, WER.
+
+
+def read(run: str) -> dict[str, Tuned]:
+  """Reads the weights that were tuned for a run, by the model's SHA-256.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  path = os.path.join(run, run_dir.DECODING)
+  if not os.path.exists(path):
+    return {}
+  try:
+    content = files.parse_json(files.read(path))
+    for entry in content.values():
+      float(entry['alpha'] + entry['beta'])
+    return content
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(
+        f'{path} is damaged ({e}): delete it and evaluate the run again.'
+    ) from None
+
+
+def tuned(
+    run: str, language_model: language_model_lib.LanguageModel
+) -> language_model_lib.LanguageModel:
+  """Returns a language model with the weights that a run keeps for it.
+
+  Weights that the language model has stay; without kept ones, none are set.
+  """
+  kept = read(run).get(language_model.sha256)
+  if kept is None:
+    return language_model
+  return dataclasses.replace(
+      language_model,
+      **{
+          name: kept[name]
+          for name in ('alpha', 'beta')
+          if getattr(language_model, name) is None
+      },
+  )
+
+
+def check(run: str, dev_data: tff.simulation.datasets.ClientData) -> None:
+  """Raises ValueError if dev speakers are private in a run's training."""
+  overlap = public_data.count_overlap(run, dev_data)
+  if overlap.private_speakers:
+    raise ValueError(
+        f'{overlap.private_speakers:,} dev speakers are private in the '
+        f'training of {run}: weights tuned on them would not be covered by its '
+        'guarantee. Give other dev speakers, or LM_WEIGHT and WORD_BONUS.'
+    )
+
+
+def tune(
+    run: str,
+    *,
+    dev_data: tff.simulation.datasets.ClientData,
+    decoded: Sequence[tuple[str, np.ndarray]],
+    beam_search: language_model_lib.BeamSearch,
+) -> Tuned:
+  """Tunes the weights of a run's language model, and keeps them in the run.
+
+  Args:
+    run: The run's folder.
+    dev_data: The dev speakers.
+    decoded: References, and logits float32 [S, V], of their utterances.
+    beam_search: The search, with the language model; gets the best weights.
+
+  Raises:
+    ValueError: As `check`, or there are no words.
+  """
+  check(run, dev_data)
+  tried = []
+  for alpha, beta in itertools.product(ALPHAS, BETAS):
+    beam_search.set_weights(alpha=alpha, beta=beta)
+    errors = word_errors.total(
+        word_errors.count(reference, beam_search(logits)[0].text)
+        for reference, logits in decoded
+    )
+    if not errors.words:
+      raise ValueError('the dev speakers have no words to tune weights on.')
+    tried.append((alpha, beta, errors.rate))
+  alpha, beta, _ = min(tried, key=lambda each: each[2])
+  beam_search.set_weights(alpha=alpha, beta=beta)
+  found = Tuned(
+      file=os.path.basename(beam_search.language_model.path),
+      alpha=alpha,
+      beta=beta,
+      num_dev_speakers=len(dev_data.client_ids),
+      num_dev_words=errors.words,
+      dev_word_error_rates=tried,
+  )
+  files.write_json(
+      os.path.join(run, run_dir.DECODING),
+      read(run) | {beam_search.language_model.sha256: found},
+  )
+  return found
