@@ -20,7 +20,7 @@ import sys
 
 from absl import flags
 
-from tff_asr.decoding import language_model as language_model_lib
+from tff_asr.decoding import language_model
 from tff_asr.recognition import recognizer
 from tff_asr.recognition import transcription
 
@@ -28,10 +28,7 @@ _RUN = flags.DEFINE_string(
     'run', None, 'Folder of an ended run, or of its export. Required.'
 )
 _TRUST_CODE = flags.DEFINE_string(
-    'trust_code',
-    None,
-    'Folder of Python modules that the model may be built with: they can run '
-    'any code.',
+    'trust_code', None, 'Folder of Python modules for the model: any code runs.'
 )
 _FORMAT = flags.DEFINE_enum(
     'format', 'text', transcription.FORMATS, 'Output format.'
@@ -40,41 +37,26 @@ _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Gets a file for each audio file; else it is printed.'
 )
 _WINDOW_SEC = flags.DEFINE_float(
-    'window_sec',
-    None,
-    'Longest piece to decode at once; by default the longest of training.',
+    'window_sec', None, 'Longest piece to decode at once; else as in training.'
 )
 _LM = flags.DEFINE_string(
     'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'
 )
-_LM_WEIGHT = flags.DEFINE_float(
-    'lm_weight',
-    None,
-    'Weight of --lm; by default as bin/evaluate.py tuned it for this run, or '
-    f'{language_model_lib.ALPHA}.',
-)
+_LM_WEIGHT = flags.DEFINE_float('lm_weight', None, 'Of --lm; or as tuned.')
 _WORD_BONUS = flags.DEFINE_float(
-    'word_bonus',
-    None,
-    'With --lm: added for each word; by default as tuned, or '
-    f'{language_model_lib.BETA}.',
+    'word_bonus', None, 'With --lm: added for each word; or as tuned.'
 )
 _BEAM_WIDTH = flags.DEFINE_integer(
-    'beam_width', language_model_lib.BEAM_WIDTH, 'With --lm: prefixes kept.'
+    'beam_width', language_model.BEAM_WIDTH, 'With --lm: prefixes kept.'
 )
 _HOTWORDS = flags.DEFINE_multi_string(
     'hotword', [], 'A word to prefer; may be repeated.'
 )
 _HOTWORD_WEIGHT = flags.DEFINE_float(
-    'hotword_weight',
-    language_model_lib.HOTWORD_WEIGHT,
-    'Added to the score, in nats, for each --hotword.',
+    'hotword_weight', language_model.HOTWORD_WEIGHT, 'In nats, of each.'
 )
 _NUM_BEST = flags.DEFINE_integer(
-    'num_best',
-    1,
-    'With --lm or --hotword and --format=json: the number of alternatives.',
-    lower_bound=1,
+    'num_best', 1, 'In JSON, with --lm or --hotword.', lower_bound=1
 )
 flags.mark_flag_as_required('run')
 
@@ -82,17 +64,16 @@ flags.mark_flag_as_required('run')
 def main(argv) -> None:
   if _NUM_BEST.value > 1 and _FORMAT.value != 'json':
     raise ValueError('--num_best is for --format=json.')
-  language_model = language_model_lib.build(
-      path=_LM.value,
-      alpha=_LM_WEIGHT.value,
-      beta=_WORD_BONUS.value,
-      beam_width=_BEAM_WIDTH.value,
-  )
   loaded = recognizer.load(
       run=_RUN.value,
       trust_code=_TRUST_CODE.value,
       window_sec=_WINDOW_SEC.value,
-      language_model=language_model,
+      language_model=language_model.build(
+          path=_LM.value,
+          alpha=_LM_WEIGHT.value,
+          beta=_WORD_BONUS.value,
+          beam_width=_BEAM_WIDTH.value,
+      ),
       hotwords=_HOTWORDS.value,
       hotword_weight=_HOTWORD_WEIGHT.value,
       num_best=_NUM_BEST.value,
