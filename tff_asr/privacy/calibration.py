@@ -47,9 +47,7 @@ def noise_multiplier_for_epsilon(
   """
   checks.positive(target_epsilon=target_epsilon)
   checks.positive_int(rounds=rounds)
-  cost = _cost(
-      target_epsilon, delta=delta, accountant=accountant
-  )
+  cost = _cost(target_epsilon, delta=delta, accountant=accountant)
 
   # Cached: the search for a bracket and the root finder repeat points.
   @functools.cache
@@ -69,28 +67,55 @@ def noise_multiplier_for_epsilon(
     guess = noise_multiplier_for_epsilon(
         target_epsilon, sampling=sampling, rounds=rounds, delta=delta,
     )
-  high = math.log(guess)
-  # PLD starts near its solution, and is slower with less noise.
-  step = math.log(1.2 if accountant == 'pld' else 2)
+  log_noise = _smallest_log_noise(
+      excess,
+      start=math.log(guess),
+      # PLD starts near its solution, and is slower with less noise.
+      step=math.log(1.2 if accountant == 'pld' else 2),
+      tolerance=1e-4 if accountant == 'pld' else 1e-7,
+  )
+  if log_noise is None:
+    raise ValueError(
+        f'No noise brings epsilon down to {target_epsilon} at delta {delta}: '
+        f'{accountant} cannot show less.'
+    )
+  return math.exp(log_noise)
+
+
+def _smallest_log_noise(
+    excess: Callable[[float], float],
+    *,
+    start: float,
+    step: float,
+    tolerance: float,
+) -> Optional[float]:
+  """Returns about the smallest noise at which a function is at most 0.
+
+  Args:
+    excess: Decreasing function of the logarithm of a noise multiplier.
+    start: Where the search begins.
+    step: From one point to the next, until the root lies between two.
+    tolerance: How far above the root the result may be.
+
+  Returns:
+    The logarithm of the noise; None if the function is always above 0.
+  """
+  high = start
   while excess(high) > 0:
     high += step
     if high > _MAX_LOG_NOISE:
-      raise ValueError(
-          f'No noise brings epsilon down to {target_epsilon} at delta {delta}: '
-          f'{accountant} cannot show less.'
-      )
+      return None
   low = high - step
   while excess(low) <= 0:
     low, high = low - step, low
     # Smaller noise counts as none in `accounting`.
     if low < _MIN_LOG_NOISE:
-      return math.exp(high)
-  tolerance = 1e-4 if accountant == 'pld' else 1e-7
+      return high
   found = optimize.brentq(excess, low, high, xtol=tolerance)
   # The root is approximate, on either side of the target.
   while excess(found) > 0:
     found += tolerance
-  return math.exp(found)
+  return found
 
 
 def rounds_for_epsilon(

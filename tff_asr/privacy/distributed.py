@@ -23,6 +23,7 @@ vanish modulo n.
 """
 
 import collections
+from collections.abc import Callable
 import functools
 import math
 from typing import NamedTuple
@@ -157,31 +158,20 @@ def choose_plan(
       noise_multiplier=noise_multiplier,
       min_clients=min_clients,
   )
-
-  def fits(found: Plan) -> bool:
-    # The first term is that of n equal updates, the worst case.
-    variance = num_clients * (
-        num_clients * found.clip_in_steps**2 / num_elements
-        + 0.25
-        + found.local_stddev**2
-    )
-    return (
-        modulus_stddevs * math.sqrt(variance) <= 2.0 ** (bits - 1)
-        and found.local_stddev <= discrete_gaussian.MAX_STDDEV
-    )
-
-  # Bisected in ratios: t covers many orders of magnitude.
-  low, high = 1.0, 2.0**30
-  if not fits(plan_of(low)):
+  fits = functools.partial(
+      _fits,
+      num_elements=num_elements,
+      num_clients=num_clients,
+      bits=bits,
+      modulus_stddevs=modulus_stddevs,
+  )
+  found = _largest_plan(plan_of, fits)
+  if found is None:
     raise ValueError(
         f'BITS = {bits} do not hold the sum of {num_clients} clients with '
         f'{num_elements} elements and noise_multiplier {noise_multiplier:g}: '
         'raise BITS.'
     )
-  while high / low > 1 + 1e-12:
-    middle = math.sqrt(low * high)
-    low, high = (middle, high) if fits(plan_of(middle)) else (low, middle)
-  found = plan_of(low)
   if found.local_stddev < discrete_gaussian.MIN_STDDEV:
     raise ValueError(
         f'Each client would add noise of {found.local_stddev:.2g} steps, and '
@@ -212,6 +202,41 @@ def _plan_of(
   # Rounded up, so that float64 takes nothing off the noise.
   stddev = math.sqrt(variance) * (1 + 2.0**-50)
   return Plan(clip_in_steps, square, stddev, min_clients)
+
+
+def _largest_plan(
+    plan_of: Callable[[float], Plan], fits: Callable[[Plan], bool]
+) -> Plan | None:
+  """The plan of the largest t that fits; None if none does."""
+  low, high = 1.0, 2.0**30
+  if not fits(plan_of(low)):
+    return None
+  # Bisected in ratios: t covers many orders of magnitude.
+  while high / low > 1 + 1e-12:
+    middle = math.sqrt(low * high)
+    low, high = (middle, high) if fits(plan_of(middle)) else (low, middle)
+  return plan_of(low)
+
+
+def _fits(
+    found: Plan,
+    *,
+    num_elements: int,
+    num_clients: int,
+    bits: int,
+    modulus_stddevs: float,
+) -> bool:
+  """Whether k standard deviations of an element stay within the modulus."""
+  # The first term is that of n equal updates, the worst case.
+  variance = num_clients * (
+      num_clients * found.clip_in_steps**2 / num_elements
+      + 0.25
+      + found.local_stddev**2
+  )
+  return (
+      modulus_stddevs * math.sqrt(variance) <= 2.0 ** (bits - 1)
+      and found.local_stddev <= discrete_gaussian.MAX_STDDEV
+  )
 
 
 class DistributedSumQuery:
