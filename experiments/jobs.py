@@ -14,6 +14,7 @@ import time
 from typing import Any, NamedTuple, Optional
 
 from experiments import design
+from tff_asr import files
 from tff_asr.reports import runs as runs_lib
 from tff_asr.storage import run_dir
 
@@ -35,11 +36,13 @@ class Folders(NamedTuple):
     data_dir: The shards.
     runs_dir: The runs, and the logs of what was started.
     suite: What is run.
+    language_model: KenLM model for a second decoding, or None.
   """
 
   data_dir: str
   runs_dir: str
   suite: design.Suite
+  language_model: Optional[str] = None
 
   def shards(self, speakers: str) -> str:
     """The shards of public, private, dev or test speakers."""
@@ -75,8 +78,14 @@ class Folders(NamedTuple):
     return has_ended and bool(self.read(run))
 
   def is_evaluated(self, run: design.Run) -> bool:
-    """True if a run has been decoded on the test speakers."""
-    return os.path.exists(os.path.join(self.path(run), runs_lib.EVALUATION))
+    """True if a run has been decoded on the test speakers, with the model."""
+    if not os.path.exists(os.path.join(self.path(run), runs_lib.EVALUATION)):
+      return False
+    if self.language_model is None:
+      return True
+    with_lm = self.read(run).with_lm
+    digest = files.sha256(self.language_model)
+    return with_lm is not None and with_lm['sha256'] == digest
 
   def dev_rates(self, row: design.Row) -> dict[float, float]:
     """Learning rates of a row that are trained to dev WERs, at the end."""
@@ -261,6 +270,11 @@ def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
         'RUNS': list(paths),
         'TEST_DIR': repr(folders.shards('test')),
     }
+    if folders.language_model is not None:
+      where |= {
+          'LANGUAGE_MODEL': repr(folders.language_model),
+          'DEV_DIR': repr(folders.shards('dev')),
+      }
     yield _program(
         f'evaluate_{group.name}_{number}',
         'evaluate.py',

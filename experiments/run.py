@@ -67,6 +67,12 @@ _REPORT = flags.DEFINE_string(
     None,
     "The report, by default the suite's in docs/; plots go to its folder.",
 )
+_LANGUAGE_MODEL = flags.DEFINE_string(
+    'language_model',
+    None,
+    'KenLM model of public text, to decode the test speakers with, too '
+    '(data_tools.ngram makes one; its weights are tuned on the dev speakers).',
+)
 _NUM_AT_ONCE = flags.DEFINE_integer(
     'num_at_once',
     len(os.sched_getaffinity(0)),
@@ -100,6 +106,7 @@ def run(
   groups = {group.name: group for group in suite.groups}
   names = list(groups) if names is None else names
   report_dir = os.path.dirname(os.path.abspath(report))
+  model = folders.language_model
   errors = [
       ValueError(f'unknown group {name!r}: choose from {", ".join(groups)}.')
       for name in names
@@ -107,6 +114,8 @@ def run(
   ]
   if source is not None and not os.path.isdir(source):
     errors.append(ValueError(f'source {source} is not a folder.'))
+  if model is not None and not os.path.isfile(model):
+    errors.append(ValueError(f'the language model {model} does not exist.'))
   try:
     checks.output_folders(
         data_dir=folders.data_dir, runs_dir=folders.runs_dir, report=report_dir
@@ -173,6 +182,7 @@ def main(_) -> None:
       _DATA_DIR.value or os.path.join('data', suite.name),
       _RUNS_DIR.value or os.path.join('runs', suite.name),
       suite,
+      _LANGUAGE_MODEL.value,
   )
   if is_layer_clipping:
     layer_clipping.run(

@@ -1,6 +1,8 @@
 """Tests of experiments.jobs: finding the next programs, and running them."""
 
+import hashlib
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -43,6 +45,24 @@ class MissingTest(tiny.TestCase):
     runs = [self.path('other_1')]
     self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
     self.finish('other_1', 1, 2)
+    self.assertEqual(self.names(group), [])
+
+  def test_models_are_decoded_again_with_a_language_model(self):
+    group = tiny.group(tiny.SEED_ROW)
+    self.finish('seed', 1, 2)
+    self.assertEqual(self.names(group), [])
+    path = pathlib.Path(self.path('words.arpa'))
+    path.write_text('words')
+    self.folders = self.folders._replace(language_model=str(path))
+    (job,) = jobs.missing(group, folders=self.folders)
+    self.assertIn(f'--gin_param=LANGUAGE_MODEL = {str(path)!r}', job.command)
+    self.assertTrue(any('DEV_DIR' in each for each in job.command))
+    # Of another model.
+    self.finish('seed', 1, 2, errors_with_lm={'a': (1, 10)})
+    self.assertEqual(self.names(group), ['evaluate_x_0'])
+    digest = hashlib.sha256(b'words').hexdigest()
+    test = pathlib.Path(self.path('seed'), 'test.json')
+    test.write_text(test.read_text().replace('0123456789', digest))
     self.assertEqual(self.names(group), [])
 
   def test_a_command_has_files_settings_and_folders(self):

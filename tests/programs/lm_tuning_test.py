@@ -45,7 +45,7 @@ class LmTuningTest(cases.TestCase):
     logits = np.full([2, 5], -20.0, np.float32)
     logits[0, 1] = 0.0
     logits[1, 2:4] = (-3.9, 0.0)
-    found, search = self.tune(('ab', logits), ('ab', logits))
+    found, search = self.tune(*[('ab', logits)] * 2)
     self.assertEqual((found['alpha'], found['beta']), (1.0, 1.5))
     self.assertEqual((search.alpha, search.beta), (1.0, 1.5))
     self.assertEqual(search(logits)[0].text, 'ab')
@@ -69,6 +69,29 @@ class LmTuningTest(cases.TestCase):
     # Of equal rates the defaults count.
     tuned = lm_tuning.tuned(self.run_, self.model())
     self.assertEqual((tuned.alpha, tuned.beta), (0.5, 1.5))
+
+  @language_model_test.needs_packages
+  def test_one_utterance_does_not_move_the_defaults(self):
+    # As above, where two utterances did: one less is no more than its error.
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (-3.9, 0.0)
+    found, _ = self.tune(('ab', logits))
+    self.assertEqual((found['alpha'], found['beta']), (0.5, 1.5))
+    rates = [rate for *_, rate in found['dev_word_error_rates']]
+    self.assertEqual((rates[0], min(rates)), (1.0, 0.0))
+
+  def test_the_first_pair_within_a_standard_error_is_chosen(self):
+    # The last has 1 error. The first has 9, in other utterances: 8 more, and
+    # the error of the difference is sqrt(10). The second has 3: 2 more, and
+    # sqrt(4).
+    errors = np.zeros([3, 12], int)
+    errors[0, :9] = 1
+    errors[1, :3] = 1
+    errors[2, 11] = 1
+    self.assertEqual(lm_tuning._choose(errors), 1)
+    self.assertEqual(lm_tuning._choose(errors[[0, 2]]), 1)
+    self.assertEqual(lm_tuning._choose(errors[[2, 1, 0]]), 0)
 
   @language_model_test.needs_packages
   def test_private_dev_speakers_are_refused(self):
