@@ -27,6 +27,11 @@ _GIN_FILE = flags.DEFINE_multi_string(
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as 'SEED = 2'."
 )
+_PRETRAINED = flags.DEFINE_string(
+    'pretrained',
+    None,
+    'Name or folder of a public model; sets PRETRAINED of the configuration.',
+)
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run',
     False,
@@ -76,9 +81,11 @@ def run(
   if _DRY_RUN.value and describe is None:
     raise ValueError('this program has no --dry_run.')
   hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
-  bound = config.bind(
-      program, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
-  )
+  params = _GIN_PARAM.value
+  if _PRETRAINED.value is not None:
+    config.check_public_model(_GIN_FILE.value)
+    params = [*params, f'PRETRAINED = {_PRETRAINED.value!r}']
+  bound = config.bind(program, gin_files=_GIN_FILE.value, gin_params=params)
   built = bound(
       output_dir=_OUTPUT_DIR.value,
       configuration=config.text(),

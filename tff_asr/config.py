@@ -165,14 +165,26 @@ def macros_of_files(gin_files: Sequence[str]) -> dict[str, str]:
     ConfigError: A file is missing.
   """
   found = {}
-  for path in gin_files:
-    with open(_find(path), encoding='utf-8') as file:
+  for path in map(_find, gin_files):
+    with open(path, encoding='utf-8') as file:
       for line in file:
         if included := _INCLUDE.match(line):
-          found |= macros_of_files([included[1]])
+          # A file outside the project may include its neighbours.
+          beside = os.path.join(os.path.dirname(path), included[1])
+          exists = os.path.isfile(beside)
+          found |= macros_of_files([beside if exists else included[1]])
         elif defined := _SETTING.match(line):
           found[defined[1]] = defined[2]
   return found
+
+
+def check_public_model(gin_files: Sequence[str]) -> None:
+  """Raises ConfigError if files do not set PRETRAINED."""
+  if 'PRETRAINED' not in macros_of_files(gin_files):
+    raise ConfigError(
+        f'--pretrained: the model of {", ".join(gin_files)} has no public part;'
+        ' add --gin_file=gin/models/public_head.gin.'
+    )
 
 
 def settings_help(argv: Sequence[str], *, gin_file: str) -> str:

@@ -321,6 +321,26 @@ class BadInputTest(parameterized.TestCase):
           ['does not configure tff_asr.programs.central.CentralTraining'],
       ),
       (
+          'a_public_model_for_a_model_without_one',
+          [
+              '--output_dir=x',
+              '--pretrained=whisper-tiny.en',
+              '--gin_file=gin/experiments/quickstart_seed.gin',
+          ],
+          ['quickstart_seed.gin has no public part; add --gin_file=gin/models'],
+      ),
+      (
+          'an_unknown_public_model',
+          [
+              '--output_dir=x',
+              '--pretrained=no/such/model',
+              '--gin_file=gin/experiments/an4_whisper_seed.gin',
+              '--gin_param=TRAIN_DIR = "ROOT/clients"',
+              '--gin_param=DEV_DIR = "ROOT/clients"',
+          ],
+          ["'no/such/model' is no public model"],
+      ),
+      (
           'a_word',
           ['--output_dir=x', 'gin/x.gin'],
           ["unexpected argument 'gin/x.gin'"],
@@ -345,6 +365,7 @@ class BadInputTest(parameterized.TestCase):
       ),
   )
   def test_flags_of_train_central(self, flags, expected):
+    flags = [flag.replace('ROOT', self.root) for flag in flags]
     self.check(expected, 'bin/train_central.py', *flags)
     self.assertFalse(os.path.exists('x'))
 

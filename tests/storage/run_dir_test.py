@@ -129,6 +129,24 @@ class RunFolderTest(cases.TestCase):
     ):
       run_dir.read_model(self.path, model=model, tokens=' abc')
 
+  def test_another_public_model_is_refused(self):
+    model = fakes.tiny_model(num_blocks=1)
+    read = lambda **public: run_dir.read_model(
+        self.path, model=model, tokens=' abc', **public
+    )
+    folder = self.open()
+    write = lambda **public: folder.write_model(
+        model.initialize([1, 2]), tokens=' abc', **public
+    )
+    write(public_sha256='0a')
+    read(public_sha256='0a')
+    with self.assertRaisesRegex(ValueError, 'SHA-256 0a, and this one has 0b'):
+      read(public_sha256='0b')
+    with self.assertRaisesRegex(ValueError, 'SHA-256 0a, and here is none'):
+      read()
+    write()
+    read(public_sha256='0a')
+
   def test_metrics_go_to_a_table_and_to_tensorboard(self):
     managers = self.open().release_managers(last=0)
     # The table has no column for each layer of a model.

@@ -102,6 +102,11 @@ class FrontEnd:
           f'{self.feature_dim} and {self.num_layers}.'
       )
 
+  @property
+  def public_sha256(self) -> str:
+    """Digest of the public model's weights; '' without a public model."""
+    return '' if self.public_model is None else self.public_model.sha256
+
   def check_duration(self, seconds: float, *, of: str) -> None:
     """Raises ValueError if it does not take an utterance of this duration.
 

@@ -376,14 +376,17 @@ def evaluate(
     ValueError: Arguments are wrong (one error for all of them, before anything
       is decoded), or a file is damaged.
   """
-  tokens = pipeline.tokenizer.identity
+  identities = dict(
+      tokens=pipeline.tokenizer.identity,
+      public_sha256=pipeline.front_end.public_sha256,
+  )
   if not runs or isinstance(runs, str):
     raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
   checks.check_all(
       lambda: check_corpus(client_data, pipeline),
       *(
           functools.partial(
-              run_dir.check_model, run, model=model, tokens=tokens
+              run_dir.check_model, run, model=model, **identities
           )
           for run in runs
       ),
@@ -396,7 +399,7 @@ def evaluate(
   )
   attributes = _attributes(client_data)
   private = [public_data.count_overlap(run, client_data) for run in runs]
-  read = functools.partial(run_dir.read_model, model=model, tokens=tokens)
+  read = functools.partial(run_dir.read_model, model=model, **identities)
   weights = list(map(read, runs))
   evaluator = Evaluator(
       model=model, pipeline=pipeline, client_data=client_data

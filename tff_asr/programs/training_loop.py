@@ -196,7 +196,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
         lambda: _check_durations(self.client_data, self.pipeline),
         self._check_init_from_run,
         lambda: run_dir.check_folder(
-            self.output_dir, configuration=self.configuration
+            self.output_dir, configuration=self.recorded_configuration
         ),
     )
 
@@ -204,8 +204,20 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
     """Raises ValueError if the initial model does not fit this one."""
     if self.init_from_run is not None:
       warm_start.check(
-          self.init_from_run, model=self.model, tokens=self.tokens
+          self.init_from_run,
+          model=self.model,
+          tokens=self.tokens,
+          public_sha256=self.pipeline.front_end.public_sha256,
       )
+
+  @property
+  def recorded_configuration(self) -> str:
+    """The configuration, and the public model that it was found to name."""
+    public = self.pipeline.front_end.public_model
+    if public is None:
+      return self.configuration
+    # A name or a folder may hold other weights when the run is resumed.
+    return f'{self.configuration}\n# PRETRAINED has SHA-256 {public.sha256}\n'
 
   @property
   @abc.abstractmethod
@@ -253,6 +265,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
         run=self.init_from_run,
         model=self.model,
         tokens=self.tokens,
+        public_sha256=self.pipeline.front_end.public_sha256,
     )
     return state._replace(global_model_weights=weights)
 
@@ -737,7 +750,7 @@ async def _open(
   # Only now: what is wrong with the process must not leave a folder behind.
   folder = stack.enter_context(run_dir.RunDir(
       training.output_dir,
-      configuration=training.configuration,
+      configuration=training.recorded_configuration,
       model_spec=training.model_spec,
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
@@ -795,7 +808,7 @@ def _open_private(
       ledger=ledger,
       noise=state.noise,
       sampling=training.sampling,
-      configuration=run_dir.config_digest(training.configuration),
+      configuration=run_dir.config_digest(training.recorded_configuration),
       settings=training.privacy,
   )
   if not runner.claims_epsilon(state.process):
@@ -907,6 +920,7 @@ def _finish(
   folder.write_model(
       weights,
       tokens=training.tokens,
+      public_sha256=training.pipeline.front_end.public_sha256,
       ledger=None if ledger is None else ledger.head,
   )
   # Of the whole run: this process may have done only its last rounds.

@@ -36,6 +36,7 @@ def replace_weights(
     run: str,
     model: ctc.CtcModel,
     tokens: str,
+    public_sha256: str = '',
 ) -> weights_lib.Weights:
   """Returns initial weights with those that another run provides.
 
@@ -46,6 +47,7 @@ def replace_weights(
     run: Folder of a finished run.
     model: The model to initialize.
     tokens: Identity of its tokens; '' for further pre-training.
+    public_sha256: Digest of the public model that it is built on; '': none.
 
   Returns:
     Tensors by name.
@@ -53,7 +55,7 @@ def replace_weights(
   Raises:
     ValueError: As `check`, or the file is damaged.
   """
-  check(run, model=model, tokens=tokens)
+  check(run, model=model, tokens=tokens, public_sha256=public_sha256)
   # `check` has compared names and shapes with the header.
   leaves = model_file.read(_path(run))
   # The line is printed: a reader of the log must see what was not trained yet.
@@ -74,7 +76,9 @@ def replace_weights(
   return weights_lib.to_tensors(weights_lib.updated(weights, taken))
 
 
-def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
+def check(
+    run: str, *, model: ctc.CtcModel, tokens: str, public_sha256: str = ''
+) -> None:
   """Checks that a run has weights for a model, without reading them.
 
   Raises:
@@ -82,8 +86,11 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
       has another name or shape, which the message names.
   """
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
-    run_dir.check_model(run, model=model, tokens=tokens)
+    run_dir.check_model(
+        run, model=model, tokens=tokens, public_sha256=public_sha256
+    )
     return
+  run_dir.check_public_model(run, public_sha256)
   shapes = model_file.read_header(_path(run)).shapes
   specs = model.encoder.specs
   # Only the encoder's: pre-training has weights that the model does not take.

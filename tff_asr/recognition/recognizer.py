@@ -293,7 +293,10 @@ def load(
         'hotwords.'
     )
   weights = run_dir.read_model(
-      run, model=model, tokens=tokenizer.identity
+      run,
+      model=model,
+      tokens=tokenizer.identity,
+      public_sha256=pipeline.front_end.public_sha256,
   )
   return Recognizer(
       model=model,

@@ -58,6 +58,8 @@ _MAY_CHANGE = re.compile(
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|ON_DIVERGENCE'
     r'|EXACT_METRICS|TRACKERS) *='
 )
+# In a model's header: the digest of the public model it was trained with.
+_PUBLIC = 'public_model'
 # Of these, the ones that decide where a run ends.
 _LENGTH = ('NUM_ROUNDS', 'NUM_STEPS', 'TARGET_EPSILON')
 # A macro; values may span several lines.
@@ -244,6 +246,7 @@ class RunDir:
       weights: Mapping[str, np.ndarray | tf.Tensor],
       *,
       tokens: str,
+      public_sha256: str = '',
       ledger: ledger_lib.Head | None = None,
   ) -> None:
     """Writes the trained weights.
@@ -251,10 +254,14 @@ class RunDir:
     Args:
       weights: Weights by name.
       tokens: Identity of the model's vocabulary; '' for a pre-trained encoder.
+      public_sha256: Digest of the public model that the weights were trained
+        with; '': none.
       ledger: Head of the run's privacy ledger, so that a run that starts from
         these weights finds their privacy loss; None: they have none.
     """
     content = {} if ledger is None else {'ledger': list(ledger)}
+    if public_sha256:
+      content[_PUBLIC] = public_sha256
     model_file.write(self.file(MODEL), weights, tokens=tokens, **content)
 
 
@@ -351,7 +358,7 @@ def _has_begun(path: str) -> bool:
 
 
 def read_model(
-    run: str, *, model: ctc.CtcModel, tokens: str
+    run: str, *, model: ctc.CtcModel, tokens: str, public_sha256: str = ''
 ) -> weights_lib.Weights:
   """Reads the weights of a finished run for a model.
 
@@ -359,6 +366,7 @@ def read_model(
     run: The run's folder.
     model: The model that the weights are for.
     tokens: Identity of its vocabulary.
+    public_sha256: Digest of the public model that it is built on; '': none.
 
   Returns:
     float32 arrays by name.
@@ -366,16 +374,19 @@ def read_model(
   Raises:
     ValueError: As `check_model`, or the file is damaged.
   """
-  check_model(run, model=model, tokens=tokens)
+  check_model(run, model=model, tokens=tokens, public_sha256=public_sha256)
   return weights_lib.Weights(model_file.read(os.path.join(run, MODEL)))
 
 
-def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
+def check_model(
+    run: str, *, model: ctc.CtcModel, tokens: str, public_sha256: str = ''
+) -> None:
   """Checks that a run's weights fit a model, without reading them.
 
   Raises:
-    ValueError: The run has no model, its vocabulary differs, or its weights
-      have other names or shapes; the message says which.
+    ValueError: The run has no model, its vocabulary or its public model
+      differs, or its weights have other names or shapes; the message says
+      which.
   """
   path = os.path.join(run, MODEL)
   if not os.path.exists(path):
@@ -394,7 +405,25 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
         f'the vocabulary of {run} is {header.tokens!r}, that of this '
         f'configuration {tokens!r}: use the tokenizer of that run.'
     )
+  check_public_model(run, public_sha256)
   check_shapes(header.shapes, model.specs, of=f'the model of {run}')
+
+
+def check_public_model(run: str, sha256: str) -> None:
+  """Raises ValueError if a run's weights were trained with another model.
+
+  Args:
+    run: The run's folder, which has a model.
+    sha256: Digest of the public model to use them with; '': none.
+  """
+  content = model_file.read_header(os.path.join(run, MODEL)).content
+  trained_with = content.get(_PUBLIC, sha256)
+  if trained_with != sha256:
+    raise ValueError(
+        f'{run} was trained with the public model of SHA-256 {trained_with}, '
+        f'and {f"this one has {sha256}" if sha256 else "here is none"}: set '
+        'PRETRAINED to the model of that run.'
+    )
 
 
 def check_shapes(
