@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 from typing import Any
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -12,10 +13,12 @@ import tensorflow as tf
 from tests import cases
 from tff_asr import config
 from tff_asr.models import ctc
+from tff_asr.pretrained import features
 from tff_asr.recognition import model_spec
 from tff_asr.recognition import recognizer
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer
+from tools.pretrained_parity import random_folders
 
 _FUNCTION = 'tff_asr.models.subsampling.output_lengths_3x'
 
@@ -95,6 +98,54 @@ class ModelSpecTest(cases.TestCase):
     self.assertEqual(
         pipeline.output_lengths(100), model.encoder.output_lengths(100)
     )
+
+  @parameterized.parameters('adapters', 'head', 'last_blocks', 'lora', 'whole')
+  def test_a_public_model_is_built_from_its_name_or_a_bundle(self, name):
+    self.enterContext(mock.patch.dict(
+        os.environ, {features.CACHE_VARIABLE: self.path('cache')}
+    ))
+    folder = self.path('public')
+    random_folders.write(folder, random_folders.TINY['whisper'])
+    built = config.bind(
+        ctc.build,
+        gin_files=[
+            'gin/experiments/quickstart_seed.gin',
+            f'gin/models/public_{name}.gin',
+        ],
+        gin_params=[
+            "TRAIN_DIR = ''",
+            "DEV_DIR = ''",
+            f'PRETRAINED = {folder!r}',
+            'MAX_UTTERANCE_SEC = 0.1',
+            *(['LORA_RANK = 2'] if name == 'lora' else []),
+        ],
+    )()
+    spec = json.loads(config.model_spec('MODEL', 'PIPELINE'))
+    self.write_spec(spec)
+    model, pipeline = model_spec.read(self.run_dir)
+    self.assertEqual(model.specs.keys(), built.specs.keys())
+    public = pipeline.front_end.public_model
+    self.assertEqual(public.name, 'public')
+    self.assertEqual(model_spec.public_models(spec), {folder})
+    self.assertEmpty(model_spec.public_models(_content()))
+    # The bundle lies in the run's folder, and the name is gone.
+    bundled = model_spec.with_bundled(spec)
+    self.assertNotIn(folder, json.dumps(bundled))
+    self.write_spec(bundled)
+    os.rename(folder, os.path.join(self.run_dir, 'public_model'))
+    model, pipeline = model_spec.read(self.run_dir)
+    self.assertEqual(model.specs.keys(), built.specs.keys())
+    self.assertEqual(pipeline.front_end.public_model.sha256, public.sha256)
+
+  def test_a_bundle_lies_in_the_folder_itself(self):
+    name = 'tff_asr.pretrained.features.of_model'
+    for folder in ('..', '/etc', 'other', 1):
+      content = _content()
+      content['PIPELINE']['arguments']['front_end'] = _built(
+          name, name={'bundled': folder}
+      )
+      self.write_spec(content)
+      self.assert_refused('neither a builder nor a value')
 
   def test_a_run_folder_with_sentence_pieces_transcribes(self):
     # As data_tools.sentence_pieces writes it.

@@ -11,6 +11,7 @@ import os
 from unittest import mock
 
 from absl.testing import absltest
+import numpy as np
 import pytest
 
 from data_tools import embed
@@ -103,9 +104,8 @@ class PublicHeadTest(cases.TestCase):
           'seed', 'other',
           TRAIN_DIR=stored, PRETRAINED_LAYERS=[1], NUM_STEPS=1, NUM_LOADERS=2,
       )
-    evaluate = self.bind(
-        'evaluate', TEST_DIR=stored, RUNS=[self.path('federated')]
-    )
+    test = dict(TEST_DIR=stored, RUNS=[self.path('federated')])
+    evaluate = self.bind('evaluate', **test)
     with contextlib.redirect_stdout(io.StringIO()):
       (found,) = evaluate()
     self.assertEqual(found['num_utterances'], 7)
@@ -120,6 +120,45 @@ class PublicHeadTest(cases.TestCase):
     )
     self.assertEqual(saved.num_same, saved.num_utterances)
     self.assertEqual(lite.num_utterances, saved.num_utterances)
+
+    # The export has all that transcribing needs.
+    export.copy_model(self.path('seed'), output_dir=self.path('exported'))
+    os.rename(self.public, self.path('elsewhere'))
+    with mock.patch.dict(
+        os.environ, {features.CACHE_VARIABLE: self.path('another_cache')}
+    ):
+      recognizer = recognizer_lib.load(run=self.path('exported'))
+      self.assertEqual(
+          [each.text for each in recognizer(('', w) for w in waveforms)], texts
+      )
+    os.rename(self.path('elsewhere'), self.public)
+
+    # The folder holds another model of the same sizes.
+    random_folders.write(
+        self.public,
+        _WHISPER,
+        changes={'encoder.layer_norm.bias': np.ones([12])},
+    )
+    features._of_model.cache_clear()  # pylint: disable=protected-access
+    test |= dict(TEST_DIR=self.audio)
+    for use in (
+        lambda: recognizer_lib.load(run=self.path('seed')),
+        self.bind('evaluate', **test),
+        lambda: self.train(
+            'federated', 'next', PRIVATE_DIR=self.private,
+            INIT_FROM_RUN=self.path('seed'), NUM_ROUNDS=1, COHORT_SIZE=1,
+        ),
+    ):
+      with self.assertRaisesRegex(
+          ValueError, 'trained with the public model of SHA-256 .* set PRETR'
+      ):
+        use()
+    with self.assertRaisesRegex(ValueError, r'there: # PRETRAINED has SHA-256'):
+      self.train(
+          'federated', 'federated', PRIVATE_DIR=self.private,
+          INIT_FROM_RUN=self.path('seed'), NUM_ROUNDS=3, COHORT_SIZE=1,
+          NUM_LOCAL_STEPS=1, SAVE_EVERY=1,
+      )
 
 
 if __name__ == '__main__':

@@ -145,6 +145,7 @@ def load(folder: str) -> public_model.PublicModel:
           encoder.specs,
           ignored=_IGNORED,
       ),
+      files=(path,),
       max_duration_sec=settings['max_positions'] * _POSITION_SEC,
   )
 

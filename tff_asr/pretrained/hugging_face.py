@@ -240,6 +240,16 @@ def load(folder: str) -> public_model.PublicModel:
           encoder.specs,
           ignored=row.ignored,
       ),
+      files=tuple(
+          path
+          for path in sorted({
+              config.path,
+              os.path.join(folder, PREPROCESSOR),
+              checkpoint.path,
+              *checkpoint.paths,
+          })
+          if os.path.exists(path)
+      ),
       max_duration_sec=max_duration_sec,
   )
 

@@ -40,6 +40,7 @@ class PublicModel:
       `models.wav2vec2` makes `encoder`; add dropout and the like to train it.
     encoder: The encoder.
     weights: float32 arrays by name, sorted, as `encoder.specs`.
+    files: Paths of the files that it was read from, in one folder.
     max_duration_sec: The longest utterance that it takes; may be infinite.
   """
 
@@ -53,6 +54,7 @@ class PublicModel:
   settings: Mapping[str, int | str | bool | tuple[int, ...]]
   encoder: encoder_lib.Encoder
   weights: dict[str, np.ndarray]
+  files: tuple[str, ...]
   max_duration_sec: float = math.inf
 
   @property

@@ -4,6 +4,7 @@ Files of an export:
 
   model.safetensors      the run's weights
   model_spec.json        its model, tokens and features, as JSON
+  public_model/          files of the public model that it is built on, if any
   saved_model/           waveforms in, text out (`ExportedRecognizer`)
   model.float16.tflite   a waveform in, token ids out: weights in
                          float16, built-in ops only
@@ -18,6 +19,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +35,9 @@ from tff_asr.features import front_end as front_end_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.pretrained import public_model
+from tff_asr.pretrained import sources
+from tff_asr.recognition import model_spec
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.storage import run_dir
 
@@ -299,17 +304,46 @@ def _check_same(check: Check, path: str) -> None:
 
 
 def copy_model(run: str, *, output_dir: str) -> None:
-  """Copies weights and model spec of a run, which transcription needs.
+  """Copies a run's weights, model spec and public model: all to transcribe.
 
   The weights keep the head of the privacy ledger. The ledger itself stays with
   the run, so training cannot start from the copy alone.
 
   Raises:
-    ValueError: The run lacks one of the files.
+    ValueError: The run lacks one of the files, or its public model is not
+      there any more.
   """
-  for name in (run_dir.MODEL, run_dir.MODEL_SPEC):
-    content = files.read(run_dir.file_of(run, name))
-    files.write(os.path.join(output_dir, name), content)
+  weights, spec = (
+      files.read(run_dir.file_of(run, name))
+      for name in (run_dir.MODEL, run_dir.MODEL_SPEC)
+  )
+  files.write(os.path.join(output_dir, run_dir.MODEL), weights)
+  found = files.parse_json(spec)
+  # One at most: the head and its front end have the same.
+  for name in model_spec.public_models(found):
+    public = sources.load(name)
+    run_dir.check_public_model(run, public.sha256)
+    _copy_public_model(
+        public, os.path.join(output_dir, model_spec.PUBLIC_MODEL)
+    )
+    spec = json.dumps(model_spec.with_bundled(found), indent=1).encode()
+  files.write(os.path.join(output_dir, run_dir.MODEL_SPEC), spec)
+
+
+def _copy_public_model(
+    public: public_model.PublicModel, folder: str
+) -> None:
+  """Copies a public model's files, and says what they are."""
+  os.makedirs(folder, exist_ok=True)
+  for path in public.files:
+    shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
+  # In the form in which `public_model.licence_of` reads it again.
+  files.write_text(
+      os.path.join(folder, 'README.md'),
+      f'---\nlicense: {public.licence}\n---\n'
+      f'{public.name} ({public.family}), unchanged, from {public.source}.\n'
+      f'SHA-256 of its weights: {public.sha256}\n',
+  )
 
 
 def saved_model_texts(

@@ -5,6 +5,11 @@ it and has its format. A run folder may come from a stranger. Its config.gin is
 never parsed, because gin imports and calls whatever a file names;
 model_spec.json can call the functions of `BUILDERS` only.
 
+A run names its public model; an export has it in a folder of its own, which
+`bundled` names in its specification:
+
+    {"bundled": "public_model"}
+
 For a model outside this package the user names the folder of its code
 (`trust_code`).
 """
@@ -65,6 +70,10 @@ BUILDERS: Mapping[str, Callable[..., object]] = {
 }
 
 
+# The folder of an export's public model.
+PUBLIC_MODEL = 'public_model'
+
+
 def read(
     run: str, *, trust_code: str | None = None
 ) -> tuple[ctc.CtcModel, pipeline_lib.Pipeline]:
@@ -87,7 +96,8 @@ def read(
       raise ValueError('it has no MODEL and PIPELINE')
     # First: the model of a pre-trained run is of another kind, and the message
     # about the missing tokenizer is clearer.
-    pipeline = _build(spec['PIPELINE'], trust_code=trust_code)
+    build = functools.partial(_build, run=run, trust_code=trust_code)
+    pipeline = build(spec['PIPELINE'])
     if not isinstance(pipeline, pipeline_lib.Pipeline):
       raise ValueError('its PIPELINE is not a pipeline')
     if pipeline.tokenizer is None:
@@ -95,7 +105,7 @@ def read(
           'the run is a pre-trained encoder without a CTC head: fine-tune it '
           'first, by a training run with INIT_FROM_RUN.'
       )
-    model = _build(spec['MODEL'], trust_code=trust_code)
+    model = build(spec['MODEL'])
     # Builders return many types, and the file decides which one is called.
     if not isinstance(model, ctc.CtcModel):
       raise ValueError('its MODEL is not a CTC model')
@@ -105,12 +115,48 @@ def read(
   return model, pipeline
 
 
-def _build(value: tensor_file.Json, *, trust_code: str | None) -> object:
+def public_models(spec: tensor_file.Json) -> set[str]:
+  """Names of the public models in a specification, but not bundled ones."""
+  match spec:
+    case {'build': builder, 'arguments': {'name': str(name)}}:
+      return {name} if _is_of_public_model(builder) else set()
+    case dict():
+      return set().union(*map(public_models, spec.values()))
+    case list():
+      return set().union(*map(public_models, spec))
+  return set()
+
+
+def with_bundled(spec: tensor_file.Json) -> tensor_file.Json:
+  """The specification with the bundled public model in place of its name."""
+  match spec:
+    case {'build': builder, 'arguments': {'name': str(), **others}} if (
+        _is_of_public_model(builder)
+    ):
+      bundled = {'bundled': PUBLIC_MODEL}
+      return dict(spec, arguments=dict(others, name=bundled))
+    case dict():
+      return {key: with_bundled(value) for key, value in spec.items()}
+    case list():
+      return [*map(with_bundled, spec)]
+  return spec
+
+
+def _is_of_public_model(builder: str) -> bool:
+  """Whether a builder's `name` is that of a public model."""
+  return builder.rpartition('.')[0] in (adapted.__name__, features.__name__)
+
+
+def _build(
+    value: tensor_file.Json, *, run: str, trust_code: str | None
+) -> object:
   """Builds a value of model_spec.json, and those inside it."""
-  build = functools.partial(_build, trust_code=trust_code)
+  build = functools.partial(_build, run=run, trust_code=trust_code)
   match value:
     case list():
       return [*map(build, value)]
+    case {'bundled': folder} if folder == PUBLIC_MODEL:
+      return os.path.join(run, folder)
     case {'mapping': items}:
       return {build(key): build(item) for key, item in items}
     case {'build': name, 'arguments': given}:
