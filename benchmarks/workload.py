@@ -23,6 +23,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import ray_cluster
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -37,6 +38,7 @@ from tff_asr.text import tokenizer as tokenizer_lib
 
 _TRANSCRIPT = 'nobody says this but it is as long as speech'
 CLIENT_LEARNING_RATE = 0.1
+_LOG_MEL = front_end_lib.build_log_mel()
 _UNCLIPPED = functools.partial(
     queries.PerLayerClipSumQuery, l2_norm_clip=math.inf, noise_multiplier=0.0
 )
@@ -118,9 +120,11 @@ class Workload:
       model: ctc.CtcModel,
       *,
       buckets: buckets_lib.LengthBuckets | None = None,
+      front_end: front_end_lib.FrontEnd = _LOG_MEL,
   ) -> pipeline_lib.Pipeline:
     """Batches of `batch_sec`, without SpecAugment."""
     return pipeline_lib.Pipeline(
+        front_end=front_end,
         buckets=buckets,
         tokenizer=tokenizer_lib.CharTokenizer(),
         output_lengths=model.encoder.output_lengths,
@@ -138,6 +142,7 @@ class Workload:
       is_private: bool = True,
       model: ctc.CtcModel | None = None,
       buckets: buckets_lib.LengthBuckets | None = None,
+      front_end: front_end_lib.FrontEnd = _LOG_MEL,
   ) -> tff.learning.templates.LearningProcess:
     """Local SGD, per-layer clipping (dim) with noise, LAMB.
 
@@ -150,11 +155,14 @@ class Workload:
       model: The model; None is that of `build_model`.
       buckets: Sizes that batches are padded to, for XLA, which then compiles
         local steps; None: neither.
+      front_end: Computes the model's features.
     """
     model = model or self.build_model()
     return fed_avg.build(
         model=model,
-        pipeline=self.build_pipeline(model, buckets=buckets),
+        pipeline=self.build_pipeline(
+            model, buckets=buckets, front_end=front_end
+        ),
         client_data=clients,
         aggregator=dp_mean.build(
             build_query=build_query(

@@ -184,6 +184,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'tensorflow',
         'tensorflow_federated',
         'tff_asr',
+        'tools.pretrained_parity',
         'torch',
     ),
     # All but gin and the programs in bin, which they run as their users do.

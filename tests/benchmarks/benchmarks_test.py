@@ -74,6 +74,12 @@ class BenchmarksTest(cases.TestCase):
           ],
       ),
       (
+          'public_round',
+          'public_round --model=toy --num_clients=1 --local_steps=1'
+          ' --repeats=1',
+          lambda figures: [*figures['ratios'], *figures['peak_gib'].values()],
+      ),
+      (
           'batches',
           'batches --clients=50 --rounds=1',
           lambda figures: [
