@@ -43,7 +43,7 @@ _FOLDERS = {
     'DEV_DIR': ('dev', 'validation'),
     'TEST_DIR': ('test',),
 }
-# Cohort size of gin/experiments/own_recordings.gin.
+# Cohort size of gin/experiments/own_recordings{,_whisper}.gin.
 _COHORT_SIZE = 4
 
 _SOURCE_DIR = flags.DEFINE_string(
@@ -408,9 +408,11 @@ def _hints(
   speakers = written[private]['num_clients'] if private else _COHORT_SIZE
   fewer = f' --gin_param="COHORT_SIZE = {speakers}"'
   return [
-      'To train: bin/train_federated.py'
-      f' --gin_file=gin/experiments/own_recordings.gin {data}'
-      f'{fewer if speakers < _COHORT_SIZE else ""}'
+      'To train from a public model (docs/pretrained.md):'
+      ' bin/train_federated.py --output_dir=runs/own'
+      f' --gin_file=gin/experiments/own_recordings_whisper.gin {data}'
+      f'{fewer if speakers < _COHORT_SIZE else ""}',
+      'Without one, name gin/experiments/own_recordings.gin in its place.',
   ]
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from data_tools import partial_split
 from tff_asr import files
 from tff_asr.data import index
 from tff_asr.data import records
@@ -57,7 +58,8 @@ def embed(
 ) -> index.Corpus:
   """Writes a corpus of features.
 
-  It appears in output_dir when it is complete.
+  It appears in output_dir when it is complete. After an interruption, the same
+  call continues after the last finished shard (`partial_split`).
 
   Args:
     input_dir: A corpus of audio.
@@ -79,33 +81,69 @@ def embed(
     )
   if os.path.exists(output_dir):
     raise ValueError(f'{output_dir} exists: choose another folder.')
-  partial = output_dir.rstrip('/') + '.partial'
-  # What an interrupted run left: it takes minutes to compute again.
-  shutil.rmtree(partial, ignore_errors=True)
-  os.makedirs(partial)
+  identity = dict(
+      shards=[shard.sha256 for shard in source.corpus.shards],
+      front_end=front_end.identity,
+  )
+  with partial_split.PartialSplit(
+      os.path.abspath(output_dir), identity=identity
+  ) as partial:
+    _write_shards(source, partial, front_end)
+    _write_index(source, partial, front_end)
+    attributes = os.path.join(input_dir, speakers.SPEAKERS_FILE)
+    if os.path.exists(attributes):
+      shutil.copy(attributes, partial.folder)
+    partial.move_into_place()
+  return index.read(output_dir).corpus
+
+
+def _write_shards(
+    source: index.Index,
+    partial: partial_split.PartialSplit,
+    front_end: front_end_lib.FrontEnd,
+) -> None:
+  """Writes the shards that are not finished."""
+  num_done = sum(len(entry['records']) for entry in partial.entries)
+  with tqdm.tqdm(
+      total=len(source.offsets), initial=num_done, unit=' utterances'
+  ) as bar:
+    for number in range(len(partial.entries), len(source.corpus.shards)):
+      path = os.path.join(partial.folder, index.shard_name(number))
+      numbers, offsets, position = [], [], 0
+      with tf.io.TFRecordWriter(path) as writer:
+        for record, content in _records(source, number, front_end):
+          writer.write(content)
+          numbers.append(int(record))
+          offsets.append(position)
+          position += len(content) + index.RECORD_OVERHEAD_BYTES
+          bar.update()
+      shard = index.Shard(
+          os.path.basename(path), position, files.sha256(path)
+      )
+      partial.commit(
+          {
+              'files': [shard._asdict()],
+              'records': numbers,
+              'offsets': offsets,
+          },
+          files=[shard.name],
+      )
+
+
+def _write_index(
+    source: index.Index,
+    partial: partial_split.PartialSplit,
+    front_end: front_end_lib.FrontEnd,
+) -> None:
+  """Writes the index of the finished shards."""
   offsets = np.zeros_like(source.offsets)
-  shards = []
-  bar = tqdm.tqdm(total=len(offsets), unit=' utterances')
-  for number in range(len(source.corpus.shards)):
-    path = os.path.join(partial, index.shard_name(number))
-    position = 0
-    with tf.io.TFRecordWriter(path) as writer:
-      for record, content in _records(source, number, front_end):
-        writer.write(content)
-        offsets[record] = position
-        position += len(content) + index.RECORD_OVERHEAD_BYTES
-        bar.update()
-    shards.append(
-        index.Shard(os.path.basename(path), position, files.sha256(path))
-    )
-  bar.close()
-  if os.path.exists(os.path.join(input_dir, speakers.SPEAKERS_FILE)):
-    shutil.copy(os.path.join(input_dir, speakers.SPEAKERS_FILE), partial)
+  for entry in partial.entries:
+    offsets[entry['records']] = entry['offsets']
   index.write(
-      partial,
+      partial.folder,
       clients=source.clients,
       offsets=offsets,
-      shards=shards,
+      shards=[index.Shard(**entry['files'][0]) for entry in partial.entries],
       encoding=source.corpus.encoding,
       characters=source.corpus.characters,
       origin=source.corpus.origin,
@@ -116,8 +154,6 @@ def embed(
           front_end.window,
       ),
   )
-  os.rename(partial, output_dir)
-  return index.read(output_dir).corpus
 
 
 def _records(
@@ -190,4 +226,4 @@ def _main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['pretrained', 'audio_dir', 'features_dir'])
-  launch.run(_main, after_interrupt='the same command starts again.')
+  launch.run(_main, after_interrupt='the same command continues.')

@@ -123,12 +123,14 @@ class EmbedTest(_TestCase):
       run(self.audio, 'other')
     self.assertFalse(os.path.exists(self.path('other')))
 
-  def test_an_interrupted_run_starts_again(self):
+  def test_an_interrupted_run_continues_after_its_last_shard(self):
     with mock.patch.object(index, 'write', side_effect=KeyboardInterrupt):
       with self.assertRaises(KeyboardInterrupt):
         embed.embed(self.audio, self.path('x'), front_end=self.front_end)
     self.assertFalse(os.path.exists(self.path('x')))
-    embed.embed(self.audio, self.path('x'), front_end=self.front_end)
+    # All shards were finished.
+    with mock.patch.object(embed, '_records', side_effect=AssertionError):
+      embed.embed(self.audio, self.path('x'), front_end=self.front_end)
     self.assertEqual(
         cases.digests(self.path('x')), cases.digests(self.features)
     )

@@ -641,9 +641,14 @@ class ManifestTest(parameterized.TestCase):
     self.assertIn(f"DEV_DIR = '{self.root / 'data/validation'}'\n", text)
     self.assertNotIn('TEST_DIR', text)
     # The experiment takes more clients a round than there are.
-    self.assertEndsWith(finished.stdout, ' --gin_param="COHORT_SIZE = 2"\n')
-    experiment = experiment_files.read('gin/experiments/own_recordings.gin')
-    self.assertIn('\nCOHORT_SIZE = 4\n', experiment)
+    self.assertIn(
+        f'own_recordings_whisper.gin --gin_file={self.root}/data/corpus.gin'
+        ' --gin_param="COHORT_SIZE = 2"\n',
+        finished.stdout,
+    )
+    for name in ('own_recordings', 'own_recordings_whisper'):
+      experiment = experiment_files.read(f'gin/experiments/{name}.gin')
+      self.assertIn('\nCOHORT_SIZE = 4\n', experiment)
 
   def test_parts_get_the_commands_that_fit_them(self):
     manifest_path = self.write_speakers(7)
@@ -659,7 +664,7 @@ class ManifestTest(parameterized.TestCase):
         'data_tools.manifest', f'--manifest={manifest_path}', '--workers=0',
         f'--output_dir={self.root / "my data"}',
     )
-    self.assertIn(f"'{self.root}/my data/corpus.gin'\n", finished.stdout)
+    self.assertIn(f"'{self.root}/my data/corpus.gin'\nWith", finished.stdout)
     finished = self.convert(
         f'--manifest={manifest_path}', '--partition=train=rest', '--overwrite'
     )
