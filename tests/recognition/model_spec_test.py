@@ -141,9 +141,9 @@ class ModelSpecTest(cases.TestCase):
     name = 'tff_asr.pretrained.features.of_model'
     for folder in ('..', '/etc', 'other', 1):
       content = _content()
-      content['PIPELINE']['arguments']['front_end'] = _built(
-          name, name={'bundled': folder}
-      )
+      content['PIPELINE']['arguments']['front_end'] = {
+          'build': name, 'arguments': {'name': {'bundled': folder}}
+      }
       self.write_spec(content)
       self.assert_refused('neither a builder nor a value')
 
