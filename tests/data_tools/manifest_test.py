@@ -606,7 +606,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertRegex(
         finished.stdout, r'(?s)train .* 17 .*dev .* 2 .*test .* 2 '
     )
-    self.assertEndsWith(finished.stdout, 'data/corpus.gin\n')
+    self.assertIn('data/corpus.gin\nWithout one', finished.stdout)
     text = (self.root / 'data/corpus.gin').read_text()
     self.assertIn('CHARACTERS = " \'-aj"', text)
     self.assertRegex(text, "source = 'collected from .* of train: .* COVERED")
