@@ -39,6 +39,9 @@ class Measured(NamedTuple):
   best_rate: Optional[float]
 
 
+# What is plotted over epsilon, and the ends of the names of its curves.
+_CURVES = {runs_lib.WER: '', runs_lib.WER_WITH_LM: ', with LM'}
+
 # Measured rows of a group, by label.
 Rows = Mapping[str, Measured]
 
@@ -311,6 +314,8 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
 
 def _draw(rows: Rows, *, label: str) -> plots.Figure:
   """Plots the word error rates of the rows along an axis."""
+  if any(each.row.x == design.EPSILON for each in rows.values()):
+    return _draw_over_epsilon(rows)
   series, lines = {}, {}
   for each in rows.values():
     rates = [100 * rate for rate in each.runs.rates]
@@ -322,17 +327,38 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
         if len(rates) > 1
         else 100 * math.sqrt(each.seed_variance) or math.nan
     )
-    x = each.row.x
-    if x == design.EPSILON:
-      x = float(f'{each.runs.first.epsilon:.3g}')
     series.setdefault(each.row.series, []).append(
-        plots.Point(x, statistics.fmean(rates), deviation)
+        plots.Point(each.row.x, statistics.fmean(rates), deviation)
     )
   return plots.plot_points(
       {'': series},
       lines=lines,
       label=label,
       value_label='WER % of the test speakers',
+  )
+
+
+def _draw_over_epsilon(rows: Rows) -> plots.Figure:
+  """Plots error rates over epsilon, also those with a language model."""
+  curves, lines = {}, {}
+  for measure, suffix in _CURVES.items():
+    for each in rows.values():
+      rates = each.runs._replace(measure=measure).rates
+      if not rates:
+        continue
+      rate = 100 * statistics.fmean(rates)
+      if each.row.series is None:
+        lines[each.row.label + suffix] = rate
+        continue
+      x = each.row.x
+      if x == design.EPSILON:
+        # Without a privacy report: no DP.
+        epsilon = each.runs.first.epsilon
+        x = math.inf if epsilon is None else epsilon
+      name = each.row.series + suffix
+      curves.setdefault(name, []).append((x, rate))
+  return plots.plot_over_epsilon(
+      curves, lines=lines, value_label='WER % of the test speakers'
   )
 
 

@@ -1,5 +1,6 @@
 """Tests of experiments.report, on folders as runs leave them."""
 
+import dataclasses
 import os
 import re
 
@@ -216,11 +217,17 @@ class ReportTest(tiny.TestCase):
         tiny.group(
             tiny.SEED_ROW, tiny.row(x='LAMB', **one), x_label='y', name='word'
         ),
+        tiny.group(
+            dataclasses.replace(tiny.SEED_ROW, series='from scratch', x=0.0),
+            tiny.row(x=design.EPSILON, series='from scratch', **one),
+            few, x_label='epsilon', name='epsilon',
+        ),
         tiny.group(tiny.SEED_ROW, tiny.row(), x_label='y', name='line'),
         tiny.group(tiny.SEED_ROW, name='without'),
     )
     self.assertCountEqual(
-        os.listdir(self.path('results')), ['gap.png', 'word.png']
+        os.listdir(self.path('results')),
+        ['epsilon.png', 'gap.png', 'word.png'],
     )
 
   def test_rows_that_were_not_run_are_marked(self):

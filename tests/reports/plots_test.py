@@ -175,6 +175,27 @@ class PlotsTest(cases.TestCase):
     plots.save(axes.figure, path)
     self.assertStartsWith(pathlib.Path(path).read_bytes(), b'\x89PNG')
 
+  def test_points_over_epsilon_end_at_no_dp_with_their_names(self):
+    (axes,) = plots.plot_over_epsilon(
+        {
+            'from scratch': [(math.inf, 5), (0, 25), (5, 18)],
+            'from scratch, with LM': [(0, 7), (5, 4.9)],
+        },
+        value_label='WER %',
+    ).axes
+    first, second = axes.lines
+    self.assertEqual(list(first.get_ydata()), [25, 18, 5])
+    self.assertEqual(list(first.get_xdata()), [0, 5, 11.5])
+    self.assertEqual(first.get_color(), second.get_color())
+    self.assertNotEqual(first.get_linestyle(), second.get_linestyle())
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    self.assertEqual(ticks, ['0', '2', '4', '6', '8', '10', 'no DP'])
+    self.assertIsNone(axes.get_legend())
+    names = {text.get_text(): text.xy[1] for text in axes.texts}
+    self.assertEqual(list(names), ['from scratch, with LM', 'from scratch'])
+    # Apart from each other, though the curves end at 5 and 4.9.
+    self.assertGreater(names['from scratch'], 5.9)
+
 
 class CorporaTest(cases.TestCase):
 

@@ -342,6 +342,57 @@ def _plot_series(
     _set_log_axis(axes, xs)
 
 
+def plot_over_epsilon(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    value_label: str,
+    lines: Mapping[str, float] = types.MappingProxyType({}),
+) -> Figure:
+  """Plots measurements over epsilon, with the name of each curve at its end.
+
+  Args:
+    curves: Pairs of epsilon and value by name of the curve, at least one pair
+      each. Infinity stands for training without DP; it is drawn at the right,
+      apart from the axis of numbers. A curve whose name is another's with a
+      suffix after a comma has that one's colour, and is dashed.
+    value_label: Label of the vertical axis.
+    lines: Values by name, as horizontal lines.
+  """
+  figure, axes = _figure(width=7.5, height=_HEIGHT)
+  finite = [x for points in curves.values() for x, _ in points if x < math.inf]
+  last = max(10.0, math.ceil(max(finite, default=0.0) / 2) * 2.0)
+  no_dp = 1.15 * last
+  colors: dict[str, str] = {}
+  ends = {}
+  for name, points in curves.items():
+    stem, _, suffix = name.partition(',')
+    color = colors.setdefault(stem, f'C{len(colors)}')
+    xs, ys = zip(*sorted((min(x, no_dp), y) for x, y in points))
+    axes.plot(
+        xs, ys, 'o--' if suffix else 'o-', color=color, markersize=4, label=name
+    )
+    ends[name] = (xs[-1], ys[-1], color)
+  for name, value in lines.items():
+    axes.plot([0, no_dp], [value, value], ':', color='gray', linewidth=1)
+    ends[name] = (no_dp, value, 'gray')
+  axes.set_ylim(bottom=0)
+  # Names of curves that end close to each other are moved apart.
+  gap, height = 0.055 * axes.get_ylim()[1], -math.inf
+  for name, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
+    height = max(y, height + gap)
+    axes.annotate(
+        _text(name), (x, height), (6, 0), textcoords='offset points',
+        color=color, fontsize='small', va='center', annotation_clip=False,
+    )
+  ticks = np.linspace(0, last, 6)
+  axes.set_xticks([*ticks, no_dp], [*(f'{x:g}' for x in ticks), 'no DP'])
+  # Room for the names.
+  axes.set_xlim(-0.03 * last, 1.55 * last)
+  axes.set_xlabel('epsilon')
+  axes.set_ylabel(value_label)
+  return figure
+
+
 def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
   """Writes a plot in the format of the file's ending (.png, .svg, .pdf)."""
   figure.savefig(path, dpi=dpi)
