@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import tempfile
 from unittest import mock
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import cases
 from tests import fakes
 from tests import front_ends
 from tests.learning import tiny
@@ -150,6 +152,22 @@ class ExportedRecognizerTest(absltest.TestCase):
 
 
 @pytest.mark.slow
+class CopyModelTest(cases.TestCase):
+
+  def test_files_that_transcription_reads_are_copied(self):
+    names = ['model.safetensors', 'model_spec.json']
+    for number, further in enumerate(([], ['decoding.json'])):
+      run, copy = (self.path(f'{each}{number}') for each in ('run', 'copy'))
+      os.makedirs(run)
+      os.makedirs(copy)
+      for name in [*names, *further, 'ledger.jsonl']:
+        pathlib.Path(run, name).write_text(json.dumps(name))
+      export.copy_model(run, output_dir=copy)
+      self.assertCountEqual(os.listdir(copy), names + further)
+      for name in names + further:
+        self.assertEqual(pathlib.Path(copy, name).read_text(), json.dumps(name))
+
+
 class ExportTest(absltest.TestCase):
 
   @classmethod

@@ -306,8 +306,9 @@ def _check_same(check: Check, path: str) -> None:
 def copy_model(run: str, *, output_dir: str) -> None:
   """Copies a run's weights, model spec and public model: all to transcribe.
 
-  The weights keep the head of the privacy ledger. The ledger itself stays with
-  the run, so training cannot start from the copy alone.
+  Also weights of language models, if they were tuned for the run. The model's
+  weights keep the head of the privacy ledger. The ledger itself stays with the
+  run, so training cannot start from the copy alone.
 
   Raises:
     ValueError: The run lacks one of the files, or its public model is not
@@ -318,6 +319,11 @@ def copy_model(run: str, *, output_dir: str) -> None:
       for name in (run_dir.MODEL, run_dir.MODEL_SPEC)
   )
   files.write(os.path.join(output_dir, run_dir.MODEL), weights)
+  tuned = os.path.join(run, run_dir.DECODING)
+  if os.path.exists(tuned):
+    files.write(
+        os.path.join(output_dir, run_dir.DECODING), files.read(tuned)
+    )
   found = files.parse_json(spec)
   # One at most: the head and its front end have the same.
   for name in model_spec.public_models(found):
