@@ -228,7 +228,6 @@ class Evaluator:
     """
     # Once, and not for each batch.
     weights = weights_lib.to_tensors(weights)
-    tokenizer = self._pipeline.tokenizer
     hypotheses = []
     token_errors = word_errors.WordErrors()
     loss_sum = 0.0
@@ -237,12 +236,14 @@ class Evaluator:
     num_fill_rows = 0
     for batch in self._open():
       decoded = self._decode(weights, batch)
-      texts_with_lm = [None] * len(batch['client_id'])
-      if beam_search is not None:
-        rows = zip(decoded['logits'].numpy(), decoded['lengths'].numpy())
-        texts_with_lm = [
-            beam_search(row[:length])[0].text for row, length in rows
-        ]
+      hypotheses += self._hypotheses(batch, decoded, beam_search)
+      token_errors += word_errors.total(
+          map(
+              word_errors.count_tokens,
+              decoded['reference_ids'].to_list(),
+              decoded['ids'].to_list(),
+          )
+      )
       loss_sum += float(decoded['loss_sum'])
       num_losses += float(decoded['num_losses'])
       is_long = (batch['feature_lengths'] > self._pipeline.max_frames).numpy()
@@ -252,27 +253,6 @@ class Evaluator:
       # Rows of padding count as words in the published error rate.
       # `-n % 8` rows are missing to the next multiple of 8.
       num_fill_rows += int(-np.sum(~is_long) % _PUBLISHED_ROWS)
-      rows = zip(
-          batch['client_id'].numpy(),
-          batch['utterance_id'].numpy(),
-          batch['transcript'].numpy(),
-          decoded['reference_ids'].to_list(),
-          decoded['ids'].to_list(),
-          texts_with_lm,
-          strict=True,
-      )
-      for client_id, utterance_id, reference, reference_ids, ids, found in rows:
-        token_errors += word_errors.count_tokens(reference_ids, ids)
-        hypotheses.append(
-            Hypothesis(
-                client_id=client_id.decode(),
-                utterance_id=utterance_id.decode(),
-                reference=reference.decode(),
-                # Boundary tokens decode to spaces at the ends.
-                text=tokenizer.decode(ids).strip(),
-                text_with_lm=found,
-            )
-        )
       if progress is not None:
         progress(len(batch['utterance_id']))
     return Evaluation(
@@ -284,6 +264,39 @@ class Evaluator:
         too_long=frozenset(too_long),
         num_fill_rows=num_fill_rows,
     )
+
+  def _hypotheses(
+      self,
+      batch: Mapping[str, tf.Tensor],
+      decoded: Mapping[str, tf.Tensor | tf.RaggedTensor],
+      beam_search: Optional[hypothesis_lib.Decode],
+  ) -> list[Hypothesis]:
+    """Returns the hypotheses of a batch."""
+    texts_with_lm = [None] * len(batch['client_id'])
+    if beam_search is not None:
+      rows = zip(decoded['logits'].numpy(), decoded['lengths'].numpy())
+      texts_with_lm = [
+          beam_search(row[:length])[0].text for row, length in rows
+      ]
+    rows = zip(
+        batch['client_id'].numpy(),
+        batch['utterance_id'].numpy(),
+        batch['transcript'].numpy(),
+        decoded['ids'].to_list(),
+        texts_with_lm,
+        strict=True,
+    )
+    return [
+        Hypothesis(
+            client_id=client_id.decode(),
+            utterance_id=utterance_id.decode(),
+            reference=reference.decode(),
+            # Boundary tokens decode to spaces at the ends.
+            text=self._pipeline.tokenizer.decode(ids).strip(),
+            text_with_lm=found,
+        )
+        for client_id, utterance_id, reference, ids, found in rows
+    ]
 
   def logits(
       self, weights: weights_lib.Weights
@@ -417,13 +430,8 @@ def evaluate(
           ),
           rules=rules,
       )
-      result = _results(evaluated, attributes, counts)
-      if beam_search is not None:
-        result['with_lm'] = beam_search.describe() | _error_counts(
-            evaluated, field='text_with_lm'
-        )
       # Written run by run: an interrupt keeps those that are done.
-      results.append(result)
+      results.append(_results(evaluated, attributes, counts, beam_search))
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, result, counts in zip(runs, results, private, strict=True):
     _print_result(run, result, counts)
@@ -540,13 +548,19 @@ def _results(
     evaluated: Evaluation,
     attributes: dict[str, dict[str, str]],
     private: public_data.OverlapCounts,
+    beam_search: Optional[language_model_lib.BeamSearch],
 ) -> dict[str, Any]:
   """An evaluation as JSON."""
+  with_lm = {}
+  if beam_search is not None:
+    counts = _error_counts(evaluated, field='text_with_lm')
+    with_lm['with_lm'] = beam_search.describe() | counts
   by_client = evaluated.errors_by_client()
   # A speaker without words has no rate.
   rates = [errors.rate for errors in by_client.values() if errors.words]
   return {
       **_error_counts(evaluated, field='text'),
+      **with_lm,
       'token_error_rate': evaluated.token_error_rate,
       'published_word_error_rate': evaluated.published_word_error_rate,
       'loss': evaluated.loss,
