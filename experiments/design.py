@@ -10,6 +10,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
+from tff_asr.reports import runs as runs_lib
+
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
 EPSILON = 'epsilon'
 """As a row's x: the epsilon of its runs."""
@@ -24,10 +26,15 @@ class Model:
   Attributes:
     gin_files: After the experiment's.
     settings: Macros to gin values.
+    evaluation: Name of the experiment that decodes; None: the suite's.
+    shards: Names of the folders of its data, as `Suite.shards`; None: the
+      suite's.
   """
 
   gin_files: tuple[str, ...] = ()
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  evaluation: Optional[str] = None
+  shards: Optional[str] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,9 @@ class Recipe:
     settings: Macros to gin values.
     model: The experiment's own, or another one.
     speakers: 'private' or 'public': the speakers to train on.
-    parent: Recipe with one run, to start from its model; None: from scratch.
+    parent: Recipe of the run to start from; None: from scratch.
+    parent_by_seed: Whether a run starts from the parent's run with the same
+      random seed, and not from the parent's only run.
   """
 
   name: str
@@ -53,6 +62,7 @@ class Recipe:
   model: Model = Model()
   speakers: str = 'private'
   parent: Optional['Recipe'] = None
+  parent_by_seed: bool = False
 
   def but(
       self, name: str, /, settings: Mapping[str, Any] = {}, **changes: Any
@@ -84,6 +94,14 @@ class Run(NamedTuple):
     return name if self.seed is None else f'{name}_{self.seed}'
 
   @property
+  def parent(self) -> Optional['Run']:
+    """The run that it starts from; None: from scratch."""
+    recipe = self.recipe
+    if recipe.parent is None:
+      return None
+    return Run(recipe.parent, self.seed if recipe.parent_by_seed else None)
+
+  @property
   def settings(self) -> dict[str, Any]:
     """All its macros to gin values."""
     settings = {**self.recipe.model.settings, **self.recipe.settings}
@@ -107,6 +125,8 @@ class Row:
     against: Label of the row that it is compared with; None: with none.
     series: The curve that it is a point of; None: a line across the plot.
     x: Where on the plot: a number, a word of an axis of words, or `EPSILON`.
+    kind: Rows of a group with equal kinds are taken to vary alike over random
+      seeds.
   """
 
   label: str
@@ -117,6 +137,7 @@ class Row:
   against: Optional[str] = None
   series: Optional[str] = ''
   x: float | str | None = None
+  kind: str = ''
 
 
 class Claim(NamedTuple):
@@ -127,11 +148,15 @@ class Claim(NamedTuple):
     weights: Labels of rows to their weights.
     expected: The sign that the sum has if the claim holds: +1, -1, or 0 if it
       is to be none.
+    margin: Subtracted from the sum before its sign is taken.
+    measure: The error rates that are summed: `runs.WER` or another.
   """
 
   text: str
   weights: Mapping[str, float]
   expected: int
+  margin: float = 0.0
+  measure: str = runs_lib.WER
 
 
 def claim(
@@ -139,6 +164,9 @@ def claim(
     first: str | Sequence[str],
     expected: int,
     second: str | Sequence[str],
+    *,
+    margin: float = 0.0,
+    measure: str = runs_lib.WER,
 ) -> Claim:
   """The mean of some rows minus that of others has the expected sign."""
   first, second = (
@@ -147,7 +175,7 @@ def claim(
   weights = {label: 1 / len(first) for label in first} | {
       label: -1 / len(second) for label in second
   }
-  return Claim(text, weights, expected)
+  return Claim(text, weights, expected, margin, measure)
 
 
 def noise_multiplier(
@@ -202,6 +230,9 @@ class Suite:
       'private', 'dev' and 'test'.
     data: The module that makes the shards, and its flags.
     needs_source: Whether it reads a corpus, from --source.
+    tests: Parts that models are decoded on, each with its title. Those after
+      the first are left out where they have no shards.
+    language_model: File of a language model that `data` makes; None: none.
     command: What runs it, for its report.
     report: The report's file.
   """
@@ -215,3 +246,7 @@ class Suite:
   needs_source: bool
   command: str
   report: str
+  tests: Mapping[str, str] = dataclasses.field(
+      default_factory=lambda: {'test': 'here'}
+  )
+  language_model: Optional[str] = None

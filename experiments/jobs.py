@@ -36,7 +36,7 @@ class Folders(NamedTuple):
     data_dir: The shards.
     runs_dir: The runs, and the logs of what was started.
     suite: What is run.
-    language_model: KenLM model for a second decoding, or None.
+    language_model: KenLM model for a second decoding; None: the suite's.
   """
 
   data_dir: str
@@ -44,9 +44,17 @@ class Folders(NamedTuple):
   suite: design.Suite
   language_model: Optional[str] = None
 
-  def shards(self, speakers: str) -> str:
-    """The shards of public, private, dev or test speakers."""
-    return os.path.join(self.data_dir, self.suite.shards.format(speakers))
+  def shards(
+      self, speakers: str, model: design.Model = design.Model()
+  ) -> str:
+    """The shards of public, private, dev or test speakers, for a model."""
+    names = model.shards or self.suite.shards
+    return os.path.join(self.data_dir, names.format(speakers))
+
+  def tests(self) -> list[str]:
+    """The parts that models are decoded on."""
+    first, *others = self.suite.tests
+    return [first, *(t for t in others if os.path.isdir(self.shards(t)))]
 
   def log(self, name: str) -> str:
     """The file of a job's output."""
@@ -56,14 +64,14 @@ class Folders(NamedTuple):
     """The folder of a run."""
     return os.path.join(self.runs_dir, run.name)
 
-  def read(self, run: design.Run) -> runs_lib.Run:
-    """Reads a run that is trained.
+  def read(self, run: design.Run, *, test: str = 'test') -> runs_lib.Run:
+    """Reads a run that is trained, with its evaluation on a part.
 
     Raises:
       ValueError: It was run with other settings of its recipe than these. What
         an experiment's own files or a seed model were then is not compared.
     """
-    (found,) = runs_lib.read([self.path(run)])
+    (found,) = runs_lib.read([self.path(run)], evaluation=evaluation(test))
     for name, value in run.settings.items():
       if found.settings.get(name, str(value)) != str(value):
         raise ValueError(
@@ -77,14 +85,23 @@ class Folders(NamedTuple):
     has_ended = os.path.exists(os.path.join(self.path(run), run_dir.RESULTS))
     return has_ended and bool(self.read(run))
 
-  def is_evaluated(self, run: design.Run) -> bool:
-    """True if a run has been decoded on the test speakers, with the model."""
-    if not os.path.exists(os.path.join(self.path(run), runs_lib.EVALUATION)):
+  @property
+  def lm_path(self) -> Optional[str]:
+    """The language model to decode with: the one named, or the suite's."""
+    if self.language_model is not None or self.suite.language_model is None:
+      return self.language_model
+    path = os.path.join(self.data_dir, self.suite.language_model)
+    # It is made with the shards.
+    return path if os.path.isfile(path) else None
+
+  def is_evaluated(self, run: design.Run, test: str) -> bool:
+    """True if a run has been decoded on a part, with the language model."""
+    if not os.path.exists(os.path.join(self.path(run), evaluation(test))):
       return False
-    if self.language_model is None:
+    if self.lm_path is None:
       return True
-    with_lm = self.read(run).with_lm
-    digest = files.sha256(self.language_model)
+    with_lm = self.read(run, test=test).with_lm
+    digest = files.sha256(self.lm_path)
     return with_lm is not None and with_lm['sha256'] == digest
 
   def dev_rates(self, row: design.Row) -> dict[float, float]:
@@ -121,11 +138,11 @@ class Folders(NamedTuple):
     """Trains a run, or trains it on."""
     recipe = run.recipe
     paths = {
-        _DATA[recipe.program]: self.shards(recipe.speakers),
-        'DEV_DIR': self.shards('dev'),
+        _DATA[recipe.program]: self.shards(recipe.speakers, recipe.model),
+        'DEV_DIR': self.shards('dev', recipe.model),
     }
-    if recipe.parent is not None:
-      paths['INIT_FROM_RUN'] = self.path(design.Run(recipe.parent))
+    if run.parent is not None:
+      paths['INIT_FROM_RUN'] = self.path(run.parent)
     return _program(
         run.name,
         f'{recipe.program}.py',
@@ -136,22 +153,28 @@ class Folders(NamedTuple):
     )
 
 
-def shards(source: Optional[str], *, folders: Folders) -> Job:
+def shards(
+    source: Optional[str], *, test: Optional[str] = None, folders: Folders
+) -> Job:
   """Makes a suite's shards, or checks those that are there."""
   module, *flags = folders.suite.data
   if source is not None:
     flags.append(f'--source_dir={source}')
+  if test is not None:
+    flags.append(f'--test_dir={test}')
   output = f'--output_dir={folders.data_dir}'
   return Job('shards', ('-m', module, output, *flags))
 
 
-def make_shards(source: Optional[str], *, folders: Folders) -> None:
+def make_shards(
+    source: Optional[str], *, test: Optional[str] = None, folders: Folders
+) -> None:
   """Makes a suite's shards, or checks those that are there.
 
   Raises:
     ValueError: They could not be made; it names the log.
   """
-  job = shards(source, folders=folders)
+  job = shards(source, test=test, folders=folders)
   if run_all([job], folders=folders, num_at_once=1):
     raise ValueError(
         f'The shards could not be made: see {folders.log(job.name)}.'
@@ -175,8 +198,8 @@ def untrained(
   for run in runs:
     # First the runs that it starts from.
     lineage = [run]
-    while lineage[0].recipe.parent is not None:
-      lineage.insert(0, design.Run(lineage[0].recipe.parent))
+    while lineage[0].parent is not None:
+      lineage.insert(0, lineage[0].parent)
     missing_runs = [each for each in lineage if not folders.is_trained(each)]
     if missing_runs and not any(each.name in failed for each in missing_runs):
       jobs[missing_runs[0].name] = folders.training(missing_runs[0])
@@ -255,33 +278,68 @@ def run_all(
   return {job.name for job, status in zip(jobs, statuses) if status}
 
 
+def evaluation(test: str) -> str:
+  """Name of the file of an evaluation on a part, in a run's folder."""
+  return f'{test}.json'
+
+
 def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
-  """Decodes the shown models that are not decoded yet, one job each."""
-  models, runs = [], {}
-  for row in group.rows:
-    for run in folders.shown(row):
-      if run.recipe.model not in models:
-        models.append(run.recipe.model)
-      if folders.is_trained(run) and not folders.is_evaluated(run):
-        number = models.index(run.recipe.model)
-        runs.setdefault(number, {})[folders.path(run)] = None
-  for number, paths in runs.items():
-    where = {
-        'RUNS': list(paths),
-        'TEST_DIR': repr(folders.shards('test')),
+  """Decodes the shown models that are not decoded yet.
+
+  One job for each model and part.
+  """
+  shown = [run for row in group.rows for run in folders.shown(row)]
+  models = []
+  for run in shown:
+    if run.recipe.model not in models:
+      models.append(run.recipe.model)
+  for number, model in enumerate(models):
+    for test in folders.tests():
+      # A run that several rows show is decoded once.
+      paths = dict.fromkeys(
+          folders.path(run)
+          for run in shown
+          if run.recipe.model == model
+          and folders.is_trained(run)
+          and not folders.is_evaluated(run, test)
+      )
+      if paths:
+        suffix = '' if test == 'test' else f'_{test}'
+        yield _evaluation(
+            f'evaluate_{group.name}_{number}{suffix}',
+            list(paths),
+            model=model,
+            test=test,
+            folders=folders,
+        )
+
+
+def _evaluation(
+    name: str,
+    paths: Sequence[str],
+    *,
+    model: design.Model,
+    test: str,
+    folders: Folders,
+) -> Job:
+  """Decodes a part with the models of some runs."""
+  settings = {
+      'RUNS': paths,
+      'TEST_DIR': repr(folders.shards(test, model)),
+      'OUTPUT_NAME': repr(evaluation(test)),
+  }
+  if folders.lm_path is not None:
+    settings |= {
+        'LANGUAGE_MODEL': repr(folders.lm_path),
+        'DEV_DIR': repr(folders.shards('dev', model)),
     }
-    if folders.language_model is not None:
-      where |= {
-          'LANGUAGE_MODEL': repr(folders.language_model),
-          'DEV_DIR': repr(folders.shards('dev')),
-      }
-    yield _program(
-        f'evaluate_{group.name}_{number}',
-        'evaluate.py',
-        experiment=folders.suite.evaluation,
-        gin_files=models[number].gin_files,
-        settings={**models[number].settings, **where},
-    )
+  return _program(
+      name,
+      'evaluate.py',
+      experiment=model.evaluation or folders.suite.evaluation,
+      gin_files=model.gin_files,
+      settings={**model.settings, **settings},
+  )
 
 
 def _program(

@@ -1,6 +1,6 @@
 """Report of experiments: tables, plots and claims, from the runs' files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
 import os
 import statistics
@@ -27,14 +27,12 @@ class Measured(NamedTuple):
   Attributes:
     row: What it is.
     runs: Its runs, as `tables` shows them.
-    seed_variance: Variance of its word error rate over random seeds.
     dev_rates: Learning rates that were tried to dev WERs.
     best_rate: The one that was taken; None: none was tried.
   """
 
   row: design.Row
   runs: tables.Row
-  seed_variance: float
   dev_rates: Mapping[float, float]
   best_rate: Optional[float]
 
@@ -58,37 +56,23 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   Raises:
     ValueError: A run is damaged, or was run with other settings.
   """
-  suite, groups = folders.suite, folders.suite.groups
+  suite = folders.suite
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots_dir, exist_ok=True)
-  found = {
-      group.name: {
-          row.label: runs
-          for row in group.rows
-          if (runs := _read(row, folders=folders)) is not None
-      }
-      for group in groups
-  }
-  claims, sections = [['', 'claim', 'here']], []
-  for group in groups:
-    # Rates of one group: a run that learns little varies as others do not.
-    samples = [
-        row.rates for row in found[group.name].values() if len(row.runs) > 1
-    ]
-    variance = confidence.pooled_variance(samples)
-    rows = {
-        row.label: _measure(
-            row, found[group.name][row.label], variance, folders=folders
-        )
-        for row in group.rows
-        if row.label in found[group.name]
+  claims, sections = [['', 'claim', *suite.tests.values()]], []
+  for group in suite.groups:
+    by_test = {
+        test: _measure_all(group, test=test, folders=folders)
+        for test in suite.tests
     }
     for claim in group.claims:
-      claims.append([group.name, claim.text, _judge(claim, rows)[0]])
+      claims.append([
+          group.name,
+          claim.text,
+          *(_judge(claim, rows)[0] for rows in by_test.values()),
+      ])
     sections.append(
-        _section(
-            group, rows, samples, folders=folders, plots_dir=plots_dir
-        )
+        _section(group, by_test, folders=folders, plots_dir=plots_dir)
     )
   parts = [
       suite.introduction.rstrip('\n'),
@@ -99,46 +83,82 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   files.write_text(path, '\n\n'.join(parts) + '\n')
 
 
+def _measure_all(
+    group: design.Group, *, test: str, folders: jobs.Folders
+) -> Rows:
+  """The rows of a group that are trained and evaluated on a part."""
+  found = {
+      row.label: runs
+      for row in group.rows
+      if (runs := _read(row, test=test, folders=folders)) is not None
+  }
+  return {
+      row.label: Measured(
+          row=row,
+          runs=found[row.label],
+          dev_rates=folders.dev_rates(row),
+          best_rate=folders.best_rate(row),
+      )
+      for row in group.rows
+      if row.label in found
+  }
+
+
+def _seed_variance(
+    rows: Rows, measure: str = runs_lib.WER, *, kind: str
+) -> float:
+  """Variance of a run's error rate over random seeds, of rows of a kind.
+
+  Of one group: a run that learns little varies as others do not.
+  """
+  return confidence.pooled_variance(_samples(rows, measure, kind=kind))
+
+
+def _samples(
+    rows: Rows, measure: str = runs_lib.WER, *, kind: str
+) -> list[list[float]]:
+  """Error rates of the rows of a kind with several random seeds."""
+  runs = (
+      each.runs._replace(measure=measure)
+      for each in rows.values()
+      if each.row.kind == kind
+  )
+  return [row.rates for row in runs if len(row.rates) > 1]
+
+
 def _read(
-    row: design.Row, *, folders: jobs.Folders
+    row: design.Row, *, test: str, folders: jobs.Folders
 ) -> Optional[tables.Row]:
-  """A row's runs if all are trained and evaluated; else None."""
+  """A row's runs if all are trained and evaluated on a part; else None."""
   runs = folders.shown(row)
   if not runs or not all(
-      folders.is_trained(run) and folders.is_evaluated(run) for run in runs
+      folders.is_trained(run) and folders.is_evaluated(run, test)
+      for run in runs
   ):
     return None
-  return tables.Row(row.label, [folders.read(run) for run in runs])
-
-
-def _measure(
-    row: design.Row,
-    runs: tables.Row,
-    variance: float,
-    *,
-    folders: jobs.Folders,
-) -> Measured:
-  """A row, with the variance of a run over random seeds."""
-  return Measured(
-      row=row,
-      runs=runs,
-      # A seed model is the one that it is.
-      seed_variance=0.0 if None in row.seeds else variance / len(runs.runs),
-      dev_rates=folders.dev_rates(row),
-      best_rate=folders.best_rate(row),
-  )
+  return tables.Row(row.label, [folders.read(run, test=test) for run in runs])
 
 
 def _contrast(
-    weights: Mapping[str, float], rows: Rows
+    weights: Mapping[str, float], rows: Rows, measure: str = runs_lib.WER
 ) -> Optional[confidence.Interval]:
-  """A sum of rows' word error rates; None if one is not measured."""
+  """A sum of rows' error rates; None if one is not measured."""
   if not weights.keys() <= rows.keys():
     return None
-  return tables.linear_contrast([
-      (rows[label].runs, weight, rows[label].seed_variance)
-      for label, weight in weights.items()
-  ])
+  terms = []
+  for label, weight in weights.items():
+    each = rows[label]
+    runs = each.runs._replace(measure=measure)
+    if not runs.words:
+      return None
+    # A seed model is the one that it is.
+    variance = (
+        0.0
+        if None in each.row.seeds
+        else _seed_variance(rows, measure, kind=each.row.kind)
+    )
+    terms.append((runs, weight, variance / len(runs.runs)))
+  return tables.linear_contrast(terms)
 
 
 def paired(differences: Sequence[float]) -> confidence.Interval:
@@ -159,32 +179,30 @@ def verdict(
   """The verdict of an interval on a claim; None: it is not measured."""
   if found is None:
     return 'not run'
-  sign = int(found.low > 0) - int(found.high < 0)
+  sign = int(found.low > claim.margin) - int(found.high < claim.margin)
   if claim.expected == 0:
     return 'does not hold' if sign else 'no difference is seen'
   if not sign:
-    return 'not decided: the interval holds 0'
+    return f'not decided: the interval holds {100 * claim.margin:g}'
   return 'holds' if sign == claim.expected else 'the opposite'
 
 
 def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
   """A claim in words, by whether its interval holds zero; and the interval."""
-  found = _contrast(claim.weights, rows)
+  found = _contrast(claim.weights, rows, claim.measure)
   return verdict(found, claim), '' if found is None else tables.interval(found)
 
 
 def _section(
     group: design.Group,
-    rows: Rows,
-    samples: Sequence[Sequence[float]],
+    by_test: Mapping[str, Rows],
     *,
     folders: jobs.Folders,
     plots_dir: str,
 ) -> str:
-  """One group's: its table, plot, claims and remark.
-
-  `samples` are the word error rates of the rows with several random seeds.
-  """
+  """One group's: its tables and claims by test part, its plot and remark."""
+  first, *others = by_test
+  rows = by_test[first]
   parts = [
       f'## {group.title}',
       wrap(group.question),
@@ -207,25 +225,44 @@ def _section(
     figure = _draw(rows, label=group.x_label)
     plots.save(figure, os.path.join(plots_dir, name), dpi=90)
     parts.append(f'![{group.title}]({_PLOTS}/{name})')
-  if samples:
-    deviation = 100 * math.sqrt(confidence.pooled_variance(samples))
-    parts.append(wrap(
-        f'Another random seed changes a run by {deviation:.1f} points: the '
-        f'standard deviation of {len(samples)} rows together, which intervals '
-        'include.'
-    ))
-  judged = [(claim, *_judge(claim, rows)) for claim in group.claims]
-  parts.append('\n'.join(
-      wrap(
-          f'- {claim.text} {found}: **{words}**.', subsequent_indent='  '
-      )
-      for claim, words, found in judged
-      if found
-  ))
+  parts += _spreads(rows)
+  parts.append(_judged(group, rows))
+  for test in others:
+    if by_test[test]:
+      parts += [
+          f'{folders.suite.tests[test]}:',
+          tables.markdown(_table(group, by_test[test])),
+          _judged(group, by_test[test]),
+      ]
   parts.append(wrap(group.remark))
   num_trained = sum(folders.is_trained(run) for run in folders.wanted(group))
   parts.append(f'{num_trained} runs.')
   return '\n\n'.join(filter(None, parts))
+
+
+def _spreads(rows: Rows) -> list[str]:
+  """How much a random seed changes, for each kind of rows."""
+  parts = []
+  for kind in dict.fromkeys(each.row.kind for each in rows.values()):
+    if samples := _samples(rows, kind=kind):
+      deviation = 100 * math.sqrt(_seed_variance(rows, kind=kind))
+      of = f' {kind}' if kind else ''
+      parts.append(wrap(
+          f'Another random seed changes a run{of} by {deviation:.1f} points: '
+          f'the standard deviation of {len(samples)} rows together, which '
+          'intervals include.'
+      ))
+  return parts
+
+
+def _judged(group: design.Group, rows: Rows) -> str:
+  """The claims on rows that are measured, with intervals and verdicts."""
+  judged = [(claim, *_judge(claim, rows)) for claim in group.claims]
+  return '\n'.join(
+      wrap(f'- {claim.text} {found}: **{words}**.', subsequent_indent='  ')
+      for claim, words, found in judged
+      if found
+  )
 
 
 def _table(group: design.Group, rows: Rows) -> tables.Table:
@@ -234,6 +271,8 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
       'minus seed': 'minus seed (95 %)',
       'rate': 'learning rate',
       'tried': 'dev WER % by rate',
+      'range': 'lowest to highest WER %',
+      'dev range': 'on dev',
       'MB': 'MB down + up',
   }
   measures = {'CER %': runs_lib.CER}
@@ -296,6 +335,13 @@ def _utterances(each: Measured, *unused) -> str:
   return f'{statistics.fmean(counts):,.0f}' if any(counts) else ''
 
 
+def _range(rates: Iterable[float]) -> str:
+  """The lowest and the highest of several rates; empty for one."""
+  rates = sorted(rates)
+  ends = (rates[0], rates[-1]) if len(rates) > 1 else ()
+  return ' to '.join(map(tables.percent, ends))
+
+
 COLUMNS: Mapping[str, Callable[..., str]] = {
     'minus seed': lambda each, unused_group, rows: _minus(each, _SEED, rows),
     'rate': _rate,
@@ -305,6 +351,10 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
     ),
     'epsilon': lambda each, *unused: tables.epsilon(each.runs),
     'epsilon (RDP)': _by_rdp,
+    'range': lambda each, *unused: _range(each.runs.rates),
+    'dev range': lambda each, *unused: _range(
+        run.last('dev_word_error_rate') for run in each.runs.runs
+    ),
     'utterances': _utterances,
     'MB': lambda each, *unused: tables.megabytes_per_round(each.runs),
     'seconds': lambda each, *unused: tables.seconds(each.runs),
@@ -322,11 +372,12 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
     if each.row.series is None:
       lines[each.row.label] = statistics.fmean(rates)
       continue
-    deviation = (
-        statistics.stdev(rates)
-        if len(rates) > 1
-        else 100 * math.sqrt(each.seed_variance) or math.nan
-    )
+    if len(rates) > 1:
+      deviation = statistics.stdev(rates)
+    else:
+      variance = _seed_variance(rows, kind=each.row.kind)
+      is_fixed = None in each.row.seeds or not variance
+      deviation = math.nan if is_fixed else 100 * math.sqrt(variance)
     series.setdefault(each.row.series, []).append(
         plots.Point(each.row.x, statistics.fmean(rates), deviation)
     )

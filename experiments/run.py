@@ -4,7 +4,8 @@ Makes the shards, trains the runs that the groups lack, several at a time,
 decodes the test speakers and writes the report. Finished work is kept, so it
 can be stopped and started again; a run that was stopped continues.
 
-  an4             with and without privacy on recorded voices, of AN4
+  an4             recorded voices, of AN4: with and without a public encoder,
+                  with and without noise
   population      the federated paper's findings at real epsilons and equal
                   noise, on generated speech
   layer_clipping  what clipping and noise leave of the server's step, with the
@@ -13,7 +14,7 @@ can be stopped and started again; a run that was stopped continues.
   pretraining     private pre-training in miniature; its groups are rows
 
 Example:
-  python -m experiments.run --suite=an4 --source=AN4_FOLDER
+  python -m experiments.run --suite=an4 --source=AN4_FOLDER --test=AN4_TEST
   python -m experiments.run --suite=population --groups=clipping,depth
   python -m experiments.run --suite=an4 --groups=     # only writes the report
 """
@@ -51,6 +52,11 @@ _SOURCE = flags.DEFINE_string(
     "AN4's folder (with etc/ and wav/); None: shards are there, or the suite "
     'generates its speech.',
 )
+_TEST = flags.DEFINE_string(
+    'test',
+    None,
+    "Folder with AN4's own test part, which is then decoded as well.",
+)
 _GROUPS = flags.DEFINE_list(
     'groups',
     None,
@@ -71,7 +77,8 @@ _LANGUAGE_MODEL = flags.DEFINE_string(
     'language_model',
     None,
     'KenLM model of public text, to decode the test speakers with, too '
-    '(data_tools.ngram makes one; its weights are tuned on the dev speakers).',
+    '(data_tools.ngram makes one; its weights are tuned on the dev speakers). '
+    "By default the suite's own, if it makes one.",
 )
 _NUM_AT_ONCE = flags.DEFINE_integer(
     'num_at_once',
@@ -87,6 +94,7 @@ def run(
     folders: jobs.Folders,
     report: str,
     source: Optional[str],
+    test: Optional[str] = None,
     num_at_once: int,
 ) -> None:
   """Makes the missing runs of groups, and writes the report of all groups.
@@ -96,6 +104,7 @@ def run(
     folders: Folders of the suite, where things are and go.
     report: The report's file.
     source: The corpus' folder; None: its shards are there, or it has none.
+    test: Where a further test part is; None: nowhere, or its shards are there.
     num_at_once: Runs at a time.
 
   Raises:
@@ -112,8 +121,9 @@ def run(
       for name in names
       if name not in groups
   ]
-  if source is not None and not os.path.isdir(source):
-    errors.append(ValueError(f'source {source} is not a folder.'))
+  for name, folder in (('source', source), ('test', test)):
+    if folder is not None and not os.path.isdir(folder):
+      errors.append(ValueError(f'{name} {folder} is not a folder.'))
   if model is not None and not os.path.isfile(model):
     errors.append(ValueError(f'the language model {model} does not exist.'))
   try:
@@ -134,7 +144,7 @@ def run(
   os.makedirs(report_dir, exist_ok=True)
   failed = set()
   if names and (source is not None or not has_shards):
-    jobs.make_shards(source, folders=folders)
+    jobs.make_shards(source, test=test, folders=folders)
   for group in [group for group in suite.groups if group.name in names]:
     while todo := jobs.missing(group, folders=folders, failed=failed):
       print(f'{group.name}: {", ".join(job.name for job in todo)}', flush=True)
@@ -157,6 +167,8 @@ def _check_flags() -> None:
         f'the suite {name} takes no --source, since its speech is generated: '
         f'leave it out; {", ".join(readers)} takes one.'
     ))
+  if _TEST.value is not None and (name != an4.SUITE.name or not _SOURCE.value):
+    errors.append(ValueError('--test is for the suite an4, with --source.'))
   if _NUM_AT_ONCE.present and name == pretraining.NAME:
     errors.append(ValueError(
         f'the suite {name} takes no --num_at_once, since its rows run one by '
@@ -197,6 +209,7 @@ def main(_) -> None:
       folders=folders,
       report=_REPORT.value or suite.report,
       source=_SOURCE.value,
+      test=_TEST.value,
       num_at_once=_NUM_AT_ONCE.value,
   )
 

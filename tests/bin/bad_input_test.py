@@ -457,8 +457,18 @@ class BadInputTest(parameterized.TestCase):
     self.check(expected, 'bin/run_quickstart.py', *flags)
 
   @parameterized.named_parameters(
-      ('group', ['--groups=voices,z'], [("group 'z'", 'choose from voices')]),
+      ('group', ['--groups=noise,z'], [("group 'z'", 'choose from encoder')]),
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),
+      (
+          'test',
+          ['--source=ROOT/clients', '--test=no/test'],
+          ['test no/test is not a folder'],
+      ),
+      (
+          'test_without_source',
+          ['--test=ROOT/clients'],
+          ['--test is for the suite an4, with --source'],
+      ),
       ('no_shards', [], [('no shards of AN4', '--source')]),
       ('no_runs', ['--groups='], ['ROOT/new/runs holds no runs']),
       (

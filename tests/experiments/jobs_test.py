@@ -30,6 +30,53 @@ class MissingTest(tiny.TestCase):
     self.assertEqual(self.names(group, 'federated_2'), ['evaluate_x_0'])
     self.assertEqual(self.names(group, 'federated_2', 'evaluate_x_0'), [])
 
+  def test_a_run_starts_from_its_parent_of_the_same_random_seed(self):
+    recipe = tiny.FEDERATED.but('federated', parent_by_seed=True)
+    group = tiny.group(tiny.row(recipe=recipe))
+    self.assertEqual(self.names(group), ['seed_1', 'seed_2'])
+    self.finish('seed_2')
+    first, second = jobs.missing(group, folders=self.folders)
+    self.assertEqual((first.name, second.name), ('seed_1', 'federated_2'))
+    self.assertIn('--gin_param=SEED = 1', first.command)
+    self.assertIn(
+        f"--gin_param=INIT_FROM_RUN = '{self.root}/seed_2'", second.command
+    )
+
+  def test_a_further_test_part_is_decoded_where_it_has_shards(self):
+    self.finish('seed', 1, 2)
+    data_dir = self.path('data')
+    self.folders = self.folders._replace(data_dir=data_dir)
+    group = tiny.group(tiny.SEED_ROW)
+    self.assertEqual(self.names(group), [])
+    os.makedirs(os.path.join(data_dir, 'train.official'))
+    (job,) = jobs.missing(group, folders=self.folders)
+    self.assertEqual(job.name, 'evaluate_x_0_official')
+    self.assertContainsSubset(
+        [
+            f"--gin_param=TEST_DIR = '{data_dir}/train.official'",
+            "--gin_param=OUTPUT_NAME = 'official.json'",
+        ],
+        job.command,
+    )
+
+  def test_a_model_may_have_its_own_shards_and_evaluation(self):
+    model = design.Model(
+        evaluation='an4_whisper_evaluate', shards='whisper.{}'
+    )
+    recipe = tiny.SEED.but('seed', model=model)
+    group = tiny.group(design.Row('seed', recipe, seeds=(None,)))
+    (job,) = jobs.missing(group, folders=self.folders)
+    self.assertIn("--gin_param=TRAIN_DIR = 'data/whisper.public'", job.command)
+    self.finish('seed')
+    (job,) = jobs.missing(group, folders=self.folders)
+    self.assertContainsSubset(
+        [
+            '--gin_file=gin/experiments/an4_whisper_evaluate.gin',
+            "--gin_param=TEST_DIR = 'data/whisper.test'",
+        ],
+        job.command,
+    )
+
   def test_models_are_decoded_when_a_group_is_trained_each_once(self):
     conv = design.Model(gin_files=('gin/models/conv.gin',))
     other = tiny.FEDERATED.but('other', model=conv)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from experiments import design
 from experiments import report
 from tests.experiments import tiny
 from tests.reports import run_folders
+from tff_asr.reports import runs
 
 
 class ReportTest(tiny.TestCase):
@@ -108,6 +110,23 @@ class ReportTest(tiny.TestCase):
           found, [gap, gap - width, gap + width], atol=0.06
       )
 
+  def test_rows_of_a_kind_vary_alike_over_random_seeds(self):
+    self.finish('seed', 6, 8)
+    for name, step in (('federated', 1), ('mixed', 2)):
+      for seed in (1, 2, 3):
+        self.finish(f'{name}_{seed}', 3 + seed * step, 3 + seed * step)
+    text = self.report(tiny.group(
+        tiny.SEED_ROW,
+        tiny.row(seeds=(1, 2, 3), kind='of one kind'),
+        tiny.row(
+            'mixed', tiny.FEDERATED.but('mixed'), seeds=(1, 2, 3), kind='else'
+        ),
+    ))
+    self.assertEqual(
+        re.findall(r'changes a run (.*?) points', ' '.join(text.split())),
+        ['of one kind by 10.0', 'else by 20.0'],
+    )
+
   def test_rates_are_shown_with_the_one_that_was_taken(self):
     self.finish('seed', 9, 9)
     for rate, dev, wrong in ((0.1, 0.4, 8), (0.2, 0.3, 7), (0.3, 0.45, 1)):
@@ -164,6 +183,8 @@ class ReportTest(tiny.TestCase):
             'minus seed': '-20.0 (-20.0 to -20.0)',
             'rate': '',
             'tried': '',
+            'range': '',
+            'dev range': '',
             'epsilon': '12',
             'epsilon (RDP)': '14',
             'utterances': '30',
@@ -171,6 +192,73 @@ class ReportTest(tiny.TestCase):
             'seconds': '60',
         },
     )
+
+  def test_ranges_over_random_seeds(self):
+    for seed, wrong, dev in ((1, 6, 0.3), (2, 4, 0.5), (3, 5, 0.4)):
+      self.finish(f'federated_{seed}', wrong, wrong, dev=dev)
+    row = tiny.row(seeds=(1, 2, 3), against=None)
+    text = self.report(tiny.group(row, columns=('range', 'dev range')))
+    self.assertEqual(
+        self.cells(text)['federated'][-2:], ['40.0 to 60.0', '30.0 to 50.0']
+    )
+
+  def test_a_margin_is_what_one_row_may_be_worse_by(self):
+    self.finish('seed', 6, 8)
+    self.finish('federated_1', 7, 9)
+    # Ten points worse, for both speakers.
+    claims = [
+        design.claim(f'{m:g}.', 'federated', -1, 'seed', margin=m)
+        for m in (0.15, 0.1, 0.05)
+    ]
+    text = self.report(tiny.group(
+        tiny.SEED_ROW, tiny.row(seeds=(1,)), claims=tuple(claims)
+    ))
+    self.assertEqual(
+        re.findall(r'\(\+10.0 to \+10.0\):\s+\*\*(.*)\*\*', text),
+        ['holds', 'not decided: the interval holds 10', 'the opposite'],
+    )
+
+  def test_a_claim_may_be_of_rates_with_a_language_model(self):
+    with_lm = lambda *errors: {
+        'errors_with_lm': {s: (n, 10) for s, n in zip('ab', errors)}
+    }
+    self.finish('seed', 6, 8, **with_lm(1, 1))
+    # Two words more with the language model, two less without.
+    self.finish('federated_1', 4, 6, **with_lm(3, 3))
+    self.finish('other_1', 4, 6)
+    claims = [
+        design.claim(f'{row} {measure}.', row, -1, 'seed', measure=measure)
+        for row in ('federated', 'other')
+        for measure in (runs.WER, runs.WER_WITH_LM)
+    ]
+    one = dict(seeds=(1,))
+    other = tiny.row('other', tiny.FEDERATED.but('other'), **one)
+    text = self.report(tiny.group(
+        tiny.SEED_ROW, tiny.row(**one), other, claims=tuple(claims)
+    ))
+    self.assertEqual(
+        re.findall(r'^\| x .*\| (.+?) +\| not run +\|$', text, re.MULTILINE),
+        ['holds', 'the opposite', 'holds', 'not run'],
+    )
+
+  def test_a_further_test_part_has_tables_and_verdicts_of_its_own(self):
+    claims = (design.claim('It helps.', 'federated', -1, 'seed'),)
+    group = tiny.group(tiny.SEED_ROW, tiny.row(seeds=(1,)), claims=claims)
+    for name, errors in (('seed', (6, 8)), ('federated_1', (4, 6))):
+      self.finish(name, *errors)
+    text = self.report(group)
+    self.assertRegex(text, r'\| It helps\. +\| holds +\| not run +\|')
+    self.assertNotIn("AN4's own test part:", text)
+    for name, errors in (('seed', (3, 3)), ('federated_1', (5, 5))):
+      self.finish('other', *errors)
+      shutil.move(
+          os.path.join(self.path('other'), 'test.json'),
+          os.path.join(self.path(name), 'official.json'),
+      )
+    text = self.report(group)
+    self.assertRegex(text, r'\| It helps\. +\| holds +\| the opposite +\|')
+    own = text[text.index("AN4's own test part:"):]
+    self.assertEqual(self.cells(own)['seed'][0], '30.0')
 
   def test_columns_of_a_run_that_keeps_its_exact_metrics(self):
     self.finish('seed', 6, 8)
@@ -236,4 +324,4 @@ class ReportTest(tiny.TestCase):
     lines = [line for line in text.splitlines() if line.startswith('|')]
     self.assertLen(lines, 2 + sum(len(group.claims) for group in an4.SUITE.groups))
     for line in lines[2:]:
-      self.assertRegex(line, r'\| not run +\|$')
+      self.assertRegex(line, r'\| not run +\| not run +\|$')
