@@ -97,6 +97,26 @@ class ClippedGradientsTest(parameterized.TestCase):
         model, weights, batch, max_grad_norm=max_grad_norm, **options
     )
 
+  def test_norms_by_layer_are_of_the_gradient_before_the_clip(self):
+    model, weights, batch = _batches()
+    batch = collections.OrderedDict(batch, seed=None)
+    whole, _ = self.gradients(batch, 1e9)
+    for max_grad_norm in (1e9, 0.1):
+      optimizer = tff.learning.optimizers.build_sgdm(0.1)
+      *_, norms = client_update.step_and_measure(
+          model,
+          optimizer,
+          optimizer.initialize(weights_lib.tensor_specs(model.specs)),
+          weights,
+          batch,
+          max_grad_norm=max_grad_norm,
+      )
+      np.testing.assert_allclose(
+          norms,
+          [np.linalg.norm(whole[name]) for name in sorted(whole)],
+          rtol=1e-5,
+      )
+
   def test_a_padded_batch_has_the_gradient_of_the_batch(self):
     _, _, batch = _batches()
     for num_left_out in (0, 1):
@@ -224,7 +244,7 @@ def _round(**limits):
 class TotalsTest(absltest.TestCase):
 
   def test_batches_of_placeholders_are_neither_the_first_nor_the_last(self):
-    totals = client_update._no_totals()
+    totals = client_update._no_totals(2)
     for weights, loss_sum in (
         ([0.0], 0.0), ([1.0, 0.0, 1.0], 6.0), ([1.0, 0.0], 5.0), ([0.0], 0.0)
     ):
@@ -232,7 +252,11 @@ class TotalsTest(absltest.TestCase):
           example_weights=tf.constant(weights),
           feature_lengths=tf.fill([len(weights)], 100),
       )
-      totals = client_update._add_batch(totals, batch, tf.constant(loss_sum))
+      totals = client_update._add_batch(
+          totals, batch, tf.constant(loss_sum), tf.constant([3.0, 0.5])
+      )
+    # All steps count.
+    np.testing.assert_array_equal(totals.pop('gradient_norms'), [12.0, 2.0])
     self.assertEqual(
         {name: float(value) for name, value in totals.items()},
         dict(
@@ -262,7 +286,10 @@ class ClientWorkTest(absltest.TestCase):
           [broadcast] * len(clients),
           [data.serializable_dataset_fn(client_id) for client_id in clients],
       )
-    return total, {name: float(value) for name, value in measurements.items()}
+    return total, {
+        name: np.array(value) if np.ndim(value) else float(value)
+        for name, value in measurements.items()
+    }
 
   def test_steps_repeat_the_data_and_counts_add_up(self):
     _, weights, _ = _batches()
@@ -310,6 +337,7 @@ class ClientWorkTest(absltest.TestCase):
     broken = collections.OrderedDict(weights)
     broken['head/bias'] = tf.fill(weights['head/bias'].shape, np.nan)
     _, counts = self.run_clients(broken, ['cai'])
+    self.assertFalse(np.any(counts.pop('gradient_norm_sum')))
     self.assertEqual(
         counts,
         dict(

@@ -412,6 +412,7 @@ class ProcessTest(cases.TestCase):
     self.assertEqual(
         str(metrics_type.client_work),
         '<audio_sec=float32,delta_norm_sum=float32,first_loss_sum=float32,'
+        f'gradient_norm_sum=float32[{len(_model().specs)}],'
         'last_loss_sum=float32,loss_sum=float32,num_clients=float32,'
         'num_left_out=float32,num_non_finite=float32,num_steps=float32,'
         'num_trained=float32,num_utterances=float32>',

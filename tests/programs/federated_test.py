@@ -815,7 +815,7 @@ class LedgerTest(_RunTestCase):
 _TRAFFIC = fed_avg.Traffic(download_bytes=100, upload_bytes=40)
 
 
-def _flatten(**work: float) -> dict[str, float]:
+def _flatten(**work: float | np.ndarray) -> dict[str, float]:
   names = (
       'audio_sec', 'delta_norm_sum', 'first_loss_sum', 'last_loss_sum',
       'loss_sum',
@@ -824,7 +824,10 @@ def _flatten(**work: float) -> dict[str, float]:
   )
   metrics = collections.OrderedDict(
       distributor=(),
-      client_work={name: work.get(name, 0.0) for name in names},
+      client_work={
+          **{name: work.get(name, 0.0) for name in names},
+          'gradient_norm_sum': work.get('gradient_norm_sum', np.zeros(2)),
+      },
       aggregator=collections.OrderedDict(
           dp_query_metrics={'l2_norm_clip': 0.5, 'layer_clip': {'a/b': 0.25}},
           noise_norm=3.0,
@@ -836,7 +839,8 @@ def _flatten(**work: float) -> dict[str, float]:
       finalizer={'update_norm': 2.0},
   )
   del metrics['distributor']
-  return federated.flatten(metrics, traffic=_TRAFFIC)
+  # Sorted by name, as a client's norms are.
+  return federated.flatten(metrics, traffic=_TRAFFIC, layers=['z', 'b/c'])
 
 
 class RoundMetricsTest(absltest.TestCase):
@@ -845,7 +849,7 @@ class RoundMetricsTest(absltest.TestCase):
     metrics = _flatten(
         delta_norm_sum=6.0, first_loss_sum=20.0, last_loss_sum=10.0,
         loss_sum=90.0, num_clients=5.0, num_non_finite=2.0, num_trained=2.0,
-        num_utterances=30.0,
+        num_utterances=30.0, gradient_norm_sum=np.array([8.0, 1.0]),
     )
     expected = dict(
         # From three clients with a finite delta, one of them without data.
@@ -853,6 +857,7 @@ class RoundMetricsTest(absltest.TestCase):
         loss_before=10.0,
         loss_after=5.0,
         train_loss=3.0,
+        **{'layer_gradient_norm/b/c': 4.0, 'layer_gradient_norm/z': 0.5},
         download_bytes=500.0,
         upload_bytes=200.0,
     )
@@ -861,7 +866,10 @@ class RoundMetricsTest(absltest.TestCase):
     for name in metrics:
       self.assertNotIn('_sum', name)
     without_clients = _flatten()
-    for name in ('delta_norm', 'loss_before', 'loss_after', 'train_loss'):
+    for name in (
+        'delta_norm', 'loss_before', 'loss_after', 'train_loss',
+        'layer_gradient_norm/z',
+    ):
       self.assertTrue(math.isnan(without_clients[f'not_private/{name}']))
 
   def test_exact_metrics_are_named_not_private(self):

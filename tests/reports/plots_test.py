@@ -11,6 +11,7 @@ from tests.reports import run_folders
 from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
 from tff_asr.reports import runs
+from tff_asr.reports import tables
 
 
 def _plan(noise_multiplier: float) -> privacy_report.PrivacyReport:
@@ -106,6 +107,46 @@ class PlotsTest(cases.TestCase):
     self.assertEqual([bar.get_width() for bar in right.patches], [25, 100])
     labels = [label.get_text() for label in left.get_yticklabels()]
     self.assertEqual(labels, ['a', 'b'])
+
+  def test_norms_by_block_are_side_by_side(self):
+    federated, central = self.private(), self.seed()
+    federated.layers.update(
+        layer_norm={
+            # A mean of 3; with the bias a part of norm 5.
+            'block_00/ln1/scale': {1: 2.0, 2: 4.0},
+            'block_00/ln1/bias': {1: 4.0},
+            'block_01/ln1/scale': {1: 0.5},
+            'block_01/w1': {1: math.nan, 2: 0.25},
+            'head/bias': {1: 9.0},
+        },
+        layer_gradient_norm={'block_01/w1': {1: 0.75}},
+    )
+    central.layers.update(layer_gradient_norm={'block_00/w1': {20: 0.125}})
+    figure = plots.norms_by_block([federated, central])
+    deltas, empty, local, steps = figure.axes
+    self.assertFalse(empty.axison)
+    self.assertEqual(
+        [
+            [(line.get_label(), list(line.get_xdata()), list(line.get_ydata()))
+             for line in axes.lines]
+            for axes in (deltas, local, steps)
+        ],
+        [
+            [('ln1', [0, 1], [5.0, 0.5]), ('w1', [1], [0.25])],
+            [('w1', [1], [0.75])],
+            [('w1', [0], [0.125])],
+        ],
+    )
+    self.assertIsNone(plots.norms_by_block([self.private('other')]))
+    self.assertEqual(
+        tables.norms_by_part([federated, central]),
+        [
+            ['norm', federated.name, central.name],
+            ["clients' deltas: ln1", '2.8', ''],
+            ["clients' deltas: w1", '0.25', ''],
+            ['gradients: w1', '0.75', '0.12'],
+        ],
+    )
 
   def test_privacy_utility_has_a_mark_or_a_line_for_each_run(self):
     runs_of_both_kinds = [

@@ -132,7 +132,9 @@ class CentralStep:
 
     Returns:
       The new state, and metrics: `loss_sum` of the utterances' losses, float32
-      [], in nats, and `num_utterances` trained on, float32 [].
+      [], in nats, `num_utterances` trained on, float32 [], and
+      `gradient_norms`, those of layers that are not frozen before the clip, by
+      name, float32 [].
     """
     step = int(state.distributor.round_num)
     frozen = self._encoder if step < self._encoder_frozen_steps else frozenset()
@@ -141,8 +143,12 @@ class CentralStep:
     )
     gradients, loss_sum = self._gradients(frozen)(weights, self._parts(batches))
     with data_parallel.device_scope(self._devices and self._devices[0]):
-      finalizer, weights = self._update(finalizer, weights, gradients)
+      finalizer, weights, norms = self._update(finalizer, weights, gradients)
     metrics = dict(
+        gradient_norms=dict(
+            # As `tf.nest` flattens them.
+            zip(sorted(gradients), norms.numpy(), strict=True)
+        ),
         loss_sum=loss_sum,
         num_utterances=tf.add_n(
             [tf.reduce_sum(batch['example_weights']) for batch in batches]
@@ -201,13 +207,15 @@ class CentralStep:
 
   def _update_graph(self, optimizer_state, weights, live):
     """The clip and the optimizer's step; frozen weights have no gradient."""
-    live = client_update.clip_by_global_norm(live, max_norm=self._max_grad_norm)
+    live, norms = client_update.clip_and_measure(
+        live, max_norm=self._max_grad_norm
+    )
     gradients = weights_lib.Weights(
         # None for frozen weights: the optimizer then leaves them and their
         # state alone.
         (name, live.get(name)) for name in weights
     )
-    return self._optimizer.next(optimizer_state, weights, gradients)
+    return *self._optimizer.next(optimizer_state, weights, gradients), norms
 
 
 def _divide(

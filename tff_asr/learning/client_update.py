@@ -161,6 +161,8 @@ def build(
         first batch with utterances, under the broadcast weights, and over its
         last one, under the weights before that step; both as they are trained
         on (augmented, with dropout), without another pass.
+      gradient_norm_sum: Sum of each client's norms of its gradients by layer,
+        float32 [H], before the clip: means over its local steps.
       num_trained: Clients in those sums: with a finite delta and such a batch.
   """
   frozen = tuple(sorted(frozen))
@@ -231,7 +233,7 @@ def _build_train(
     initial = weights
     # No state stays at a client between rounds.
     optimizer_state = initial_state()
-    totals = _no_totals()
+    totals = _no_totals(len(live_specs))
     chunk_num = tf.constant(0)
     while chunk_num < client.num_chunks:
       chunk = pipeline.pack(
@@ -245,14 +247,14 @@ def _build_train(
         num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
       for number in tf.range(num_batches):
         batch = pipeline.slice_batch(chunk, number, is_augmented=is_augmented)
-        optimizer_state, weights, loss_sum = take_step(
+        optimizer_state, weights, loss_sum, norms = take_step(
             optimizer_state,
             weights,
             drop_strings(pipeline.pad_to_bucket(batch)),
             anchor=initial,
         )
         # Padding rows do not count as utterances that were left out.
-        totals = _add_batch(totals, batch, loss_sum)
+        totals = _add_batch(totals, batch, loss_sum, norms)
       if num_steps is not None and totals['num_steps'] >= num_steps:
         break
     return _result(
@@ -276,10 +278,10 @@ def _build_take_step(
     pipeline: pipeline_lib.Pipeline,
     local: LocalTraining,
     frozen: Collection[str],
-) -> Callable[..., tuple[dict, weights_lib.Weights, tf.Tensor]]:
-  """`step` with the client's settings, compiled by XLA if asked for."""
+) -> Callable[..., tuple[dict, weights_lib.Weights, tf.Tensor, tf.Tensor]]:
+  """The client's step with its settings, compiled by XLA if asked for."""
   take_step = functools.partial(
-      step,
+      step_and_measure,
       model,
       optimizer,
       max_grad_norm=local.max_grad_norm,
@@ -296,11 +298,12 @@ def _build_take_step(
 
 
 @tf.autograph.experimental.do_not_convert
-def _no_totals() -> _Totals:
+def _no_totals(num_layers: int) -> _Totals:
   """Totals before the first step."""
   zero = tf.constant(0.0)
   return collections.OrderedDict(
       first_loss=zero,
+      gradient_norms=tf.zeros([num_layers]),
       last_loss=zero,
       loss_sum=zero,
       num_frames=zero,
@@ -312,7 +315,10 @@ def _no_totals() -> _Totals:
 
 @tf.autograph.experimental.do_not_convert
 def _add_batch(
-    totals: _Totals, batch: pipeline_lib.Batch, loss_sum: tf.Tensor
+    totals: _Totals,
+    batch: pipeline_lib.Batch,
+    loss_sum: tf.Tensor,
+    gradient_norms: tf.Tensor,
 ) -> _Totals:
   """Adds a step's batch to the totals."""
   weights = batch['example_weights']
@@ -327,6 +333,7 @@ def _add_batch(
   frames = tf.cast(batch['feature_lengths'], tf.float32)
   return collections.OrderedDict(
       first_loss=tf.where(is_first, last_loss, totals['first_loss']),
+      gradient_norms=totals['gradient_norms'] + gradient_norms,
       last_loss=last_loss,
       loss_sum=totals['loss_sum'] + loss_sum,
       num_frames=totals['num_frames'] + tf.reduce_sum(weights * frames),
@@ -373,17 +380,20 @@ def _result(
       [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
   )
   has_trained = is_finite & (num_utterances > 0)
+  num_steps = tf.cast(totals['num_steps'], tf.float32)
+  mean_norms = totals['gradient_norms'] / tf.maximum(num_steps, 1.0)
   # A non-finite client must not make the sums over clients non-finite.
   measurements = collections.OrderedDict(
       audio_sec=audio_sec,
       delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
       first_loss_sum=tf.where(has_trained, totals['first_loss'], 0.0),
+      gradient_norm_sum=tf.where(has_trained, mean_norms, 0.0),
       last_loss_sum=tf.where(has_trained, totals['last_loss'], 0.0),
       loss_sum=tf.where(is_finite, totals['loss_sum'], 0.0),
       num_clients=tf.constant(1.0),
       num_left_out=totals['num_left_out'],
       num_non_finite=tf.cast(~is_finite, tf.float32),
-      num_steps=tf.cast(totals['num_steps'], tf.float32),
+      num_steps=num_steps,
       num_trained=tf.cast(has_trained, tf.float32),
       num_utterances=tf.where(is_finite, num_utterances, 0.0),
   )
@@ -405,8 +415,15 @@ def hash_client_id(client_id: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.equal(client_id, ''), tf.constant(-1, tf.int64), number)
 
 
-@tf.autograph.experimental.do_not_convert
 def step(
+    *arguments: Any, **settings: Any
+) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
+  """`step_and_measure` without the norms."""
+  return step_and_measure(*arguments, **settings)[:3]
+
+
+@tf.autograph.experimental.do_not_convert
+def step_and_measure(
     model: Model,
     optimizer: tff.learning.optimizers.Optimizer,
     optimizer_state: Any,
@@ -417,7 +434,7 @@ def step(
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
     frozen: Collection[str] = (),
-) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
+) -> tuple[Any, weights_lib.Weights, tf.Tensor, tf.Tensor]:
   """One step along the gradient of a batch's objective, clipped by global norm.
 
   Args:
@@ -434,7 +451,8 @@ def step(
     frozen: Names of weights without a gradient.
 
   Returns:
-    The optimizer's new state, new weights and the batch's loss sum, float32.
+    The optimizer's new state, new weights, the batch's loss sum, float32, and
+    the gradient's norms by layer before the clip, float32 [H].
   """
   gradients, loss_sum = loss_gradients(
       model,
@@ -454,9 +472,9 @@ def step(
         live,
         weights_lib.without(frozen, anchor),
     )
-  gradients = clip_by_global_norm(gradients, max_norm=max_grad_norm)
+  gradients, norms = clip_and_measure(gradients, max_norm=max_grad_norm)
   optimizer_state, live = optimizer.next(optimizer_state, live, gradients)
-  return optimizer_state, weights_lib.updated(weights, live), loss_sum
+  return optimizer_state, weights_lib.updated(weights, live), loss_sum, norms
 
 
 def loss_gradients(
@@ -512,7 +530,19 @@ def clip_by_global_norm(
     gradients: weights_lib.Weights, *, max_norm: float
 ) -> weights_lib.Weights:
   """Scales gradients down to a global norm, if theirs is larger."""
-  norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
+  return clip_and_measure(gradients, max_norm=max_norm)[0]
+
+
+def clip_and_measure(
+    gradients: weights_lib.Weights, *, max_norm: float
+) -> tuple[weights_lib.Weights, tf.Tensor]:
+  """`clip_by_global_norm`, and the layers' norms before it, float32 [H]."""
+  # One pass gives the global norm, as `tf.linalg.global_norm`, and the layers'.
+  squares = 2.0 * tf.stack(
+      [tf.nn.l2_loss(part) for part in tf.nest.flatten(gradients)]
+  )
+  norm = tf.sqrt(tf.reduce_sum(squares))
   # 1 for gradients within the norm, without a branch.
   factor = max_norm / tf.maximum(norm, max_norm)
-  return tf.nest.map_structure(lambda gradient: gradient * factor, gradients)
+  clipped = tf.nest.map_structure(lambda part: part * factor, gradients)
+  return clipped, tf.sqrt(squares)

@@ -8,7 +8,8 @@ trained layer gets a larger part of the clip.
 The paper does not say what a layer is, nor what a share is of. Here the share
 is of the parameters: half of a Conformer's tensors hold .1 % of its parameters,
 and freezing these would leave the noise as it is. A layer is a tensor, as for
-clipping.
+clipping. Scores are shares of their sum: the paper normalises the squared norms
+and does not say by what. All three are guesses.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +32,7 @@ class LayerFreeze:
 
   Attributes:
     share: Share of the parameters, in [0, 1).
-    order: `lowest` scores, as in the paper; `highest` or `random` to compare.
+    order: `lowest` scores, the paper's rule; `highest` or `random` to compare.
     seed: Seed of the order `random`.
   """
 

@@ -84,7 +84,8 @@ class CentralTraining(
 ):
   """Steps on batches of all speakers' utterances.
 
-  Metrics are released with each evaluation: means since the last one.
+  Metrics are released with each evaluation: means since the last one, and
+  gradient norms of the step before it by layer.
 
   Attributes:
     optimizer: Any TFF optimizer.
@@ -257,6 +258,11 @@ class CentralTraining(
         # A batch may hold only utterances that are too short for a loss.
         'train_loss': loop_state.loss_sum / max(loop_state.num_utterances, 1),
         'num_utterances': loop_state.num_utterances,
+        # Of this step alone.
+        **{
+            f'layer_gradient_norm/{name}': float(norm)
+            for name, norm in result.output.metrics['gradient_norms'].items()
+        },
     }
 
   def after_evaluation(

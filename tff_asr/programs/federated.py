@@ -13,7 +13,7 @@ released models and the ledger, and may be published with the model.
 docs/metrics.md lists them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import math
@@ -21,6 +21,7 @@ import os
 import re
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
@@ -163,7 +164,14 @@ class FederatedTraining(
     if isinstance(self.context, context_lib.AsyncContext):
       report = self.context.runner.last_round
     measured = result.output.metrics
-    metrics = flatten(measured, traffic=fed_avg.traffic(result.output.state))
+    state = result.output.state
+    metrics = flatten(
+        measured,
+        traffic=fed_avg.traffic(state),
+        layers=weights_lib.without(
+            process_lib.frozen_layers(state), state.global_model_weights
+        ),
+    )
     exact = training_loop.EXACT_PREFIX
     metrics[f'{exact}num_failed'] = self.faults.count_failed(
         report.failures,
@@ -194,13 +202,17 @@ class FederatedTraining(
 
 
 def flatten(
-    metrics: Mapping[str, Any], *, traffic: fed_avg.Traffic
+    metrics: Mapping[str, Any],
+    *,
+    traffic: fed_avg.Traffic,
+    layers: Iterable[str] = (),
 ) -> dict[str, float]:
   """Flattens a round's metrics, and turns sums over clients into means.
 
   Args:
     metrics: Metrics of a process made by `fed_avg.build`.
     traffic: Bytes of each client.
+    layers: Names of the layers that are trained; (): leaves out their norms.
 
   Returns:
     Numbers by name. A mean over no clients is NaN.
@@ -215,6 +227,7 @@ def flatten(
       released[name] = value
   # Clients that took a step; the others have no first or last loss.
   trained = exact.pop('num_trained')
+  exact.pop('gradient_norm_sum', None)  # A number, if there is one layer.
   # Means over clients leave out deltas that are not finite.
   finite = exact['num_clients'] - exact['num_non_finite']
   for mean, total, count in (
@@ -226,6 +239,12 @@ def flatten(
     total = exact.pop(total)
     # A Poisson cohort may be empty.
     exact[mean] = total / count if count else math.nan
+  norms = np.ravel(metrics['client_work']['gradient_norm_sum'])
+  # As `tf.nest` flattens the gradients of a client.
+  for name, total in zip(sorted(layers), norms):
+    exact[f'layer_gradient_norm/{name}'] = (
+        float(total) / trained if trained else math.nan
+    )
   exact['download_bytes'] = traffic.download_bytes * exact['num_clients']
   exact['upload_bytes'] = traffic.upload_bytes * exact['num_clients']
   prefix = training_loop.EXACT_PREFIX

@@ -20,6 +20,7 @@ import numpy as np
 
 from tff_asr.data import index
 from tff_asr.privacy import privacy_report
+from tff_asr.reports import layer_norms
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
 
@@ -128,7 +129,7 @@ def noise(runs: Runs) -> Optional[Figure]:
 def layers(run: runs_lib.Run) -> Optional[Figure]:
   """Plots norms of layers before and after clipping, averaged over rounds."""
   before, after, shares = (
-      _means(run.layers.get(name, {}))
+      layer_norms.means(run.layers.get(name, {}))
       for name in ('layer_norm', 'clipped_layer_norm', 'layer_clipped')
   )
   if not before:
@@ -158,6 +159,46 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
   # The first layer is on top.
   left.set_ylim(len(names) - 0.5, -0.5)
   figure.suptitle(f'{_text(run.name)} (not private)', fontsize='medium')
+  return figure
+
+
+def norms_by_block(runs: Runs) -> Optional[Figure]:
+  """Plots norms of the parts of blocks, runs side by side.
+
+  A row of panels for each metric of `layer_norms`, a column for each run that
+  has it.
+  """
+  found = {
+      metric: [
+          (run, parts)
+          for run in runs if (parts := layer_norms.by_part(run, metric))
+      ]
+      for metric in layer_norms.TITLES
+  }
+  found = {metric: shown for metric, shown in found.items() if shown}
+  if not found:
+    return None
+  columns = max(map(len, found.values()))
+  figure, grid = _figure(
+      len(found), columns, width=max(_WIDTH, _PANEL_HEIGHT * columns),
+      height=max(_HEIGHT, _PANEL_HEIGHT * len(found)), squeeze=False,
+      sharey='row',
+  )
+  for row, (metric, shown) in zip(grid, found.items()):
+    row[0].set_ylabel(f'norm of {layer_norms.TITLES[metric]}')
+    for axes, (run, parts) in itertools.zip_longest(
+        row, shown, fillvalue=(None, None)
+    ):
+      if run is None:
+        axes.set_axis_off()
+        continue
+      for part, blocks in parts.items():
+        axes.plot(*_points(blocks), 'o-', markersize=3, label=_text(part))
+      axes.set_yscale('log')
+      axes.set_title(f'{_text(run.name)} (not private)', fontsize='medium')
+      axes.set_xlabel('block')
+      axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  _legend(figure, grid.flat)
   return figure
 
 
@@ -590,13 +631,4 @@ def _by_population(
   return {
       result.rounds[0].sampling.population: result.epsilon
       for result in results
-  }
-
-
-def _means(by_layer: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-  """Returns the mean over rounds of each layer's finite values."""
-  return {
-      layer: float(np.mean(finite))
-      for layer, values in by_layer.items()
-      if (finite := [v for v in values.values() if math.isfinite(v)])
   }

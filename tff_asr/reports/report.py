@@ -42,6 +42,11 @@ pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
 .insert { background: #c9dcf7; }
 .note { color: #555; font-size: 0.9em; overflow-wrap: anywhere; }
 """
+_NORMS = (
+    'Means over rounds and blocks. Deltas are before clipping, gradients '
+    'before the clip of a step; in central training of the step before an '
+    'evaluation.'
+)
 _GROUPS = (
     'Groups come from the attributes of speakers in the corpus. Intervals are '
     'bootstraps over the speakers of a group; those of few speakers are too '
@@ -109,12 +114,16 @@ def _sections(
           picture('noise', plots.noise(runs)),
       ],
       'Layers (not private)': [
-          picture(
-              # Names of runs may have slashes.
-              f'layers_{re.sub("[^A-Za-z0-9_.-]", "_", run.name)}',
-              plots.layers(run),
-          )
-          for run in runs
+          picture('norms_by_block', plots.norms_by_block(runs)),
+          _table(tables.norms_by_part(runs), note=_NORMS),
+          *(
+              picture(
+                  # Names of runs may have slashes.
+                  f'layers_{re.sub("[^A-Za-z0-9_.-]", "_", run.name)}',
+                  plots.layers(run),
+              )
+              for run in runs
+          ),
       ],
       'Speakers': [
           picture('speakers', plots.speakers(runs)),

@@ -28,7 +28,9 @@ WER, CER = 'WER', 'CER'
 WER_WITH_LM, CER_WITH_LM = 'WER with LM', 'CER with LM'
 
 # Tags of metrics of a layer. metrics.csv has only those of the whole model.
-_BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
+_BY_LAYER = re.compile(
+    r'(?:^|/)((?:clipped_)?layer_norm|layer_(?:gradient_norm|clipped))/(.*)'
+)
 
 
 class Rounds(TypedDict):

@@ -20,6 +20,7 @@ from tff_asr.decoding import language_model
 from tff_asr.metrics import confidence
 from tff_asr.metrics import word_errors
 from tff_asr.privacy import privacy_report
+from tff_asr.reports import layer_norms
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
 from tff_asr.storage import tensor_file
@@ -229,6 +230,23 @@ def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
           for label in sorted(labels, key=lambda label: label[0])
       ),
   ]
+
+
+def norms_by_part(runs: Sequence[runs_lib.Run]) -> Table:
+  """Returns mean norms of the parts of blocks, a column for each run."""
+  cells = [['norm', *(run.name for run in runs)]]
+  for metric, title in layer_norms.TITLES.items():
+    by_run = [layer_norms.by_part(run, metric) for run in runs]
+    for part in sorted({part for parts in by_run for part in parts}):
+      cells.append([
+          f'{title}: {part}',
+          *(
+              f'{statistics.mean(parts[part].values()):.2g}'
+              if part in parts else ''
+              for parts in by_run
+          ),
+      ])
+  return cells
 
 
 def settings(runs: Sequence[runs_lib.Run]) -> Table:

@@ -66,7 +66,9 @@ _LENGTH = ('NUM_ROUNDS', 'NUM_STEPS', 'TARGET_EPSILON')
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 # Metrics of single layers, for TensorBoard only: the CSV would get hundreds of
 # columns.
-_BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
+_BY_LAYER = re.compile(
+    r'(^|/)(clipped_)?layer_(gradient_norm|norm|clipped|clip)/'
+)
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.safetensors'
 CONFIG = 'config.gin'
