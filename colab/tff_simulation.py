@@ -58,8 +58,8 @@ run('train_central', f'--output_dir={WORK / "seed"}',
     '--gin_file=gin/experiments/quickstart_seed.gin',
     *(f'--gin_param={setting}' for setting in (
         f'TRAIN_DIR = "{SPEECH / "public"}"', f'DEV_DIR = "{SPEECH / "dev"}"',
-        'NUM_STEPS = 200', 'DECAY_START = 100', 'DECAY_STEPS = 30',
-        'EVALUATE_EVERY = 200',
+        'NUM_STEPS = 500', 'DECAY_START = 250', 'DECAY_STEPS = 75',
+        'EVALUATE_EVERY = 500',
     )))
 
 # %%
@@ -101,7 +101,7 @@ plt.show()
 # them, with its learning process of TensorFlow Federated.
 
 # %%
-COHORT_SIZE, NUM_ROUNDS, NOISE_MULTIPLIER = 60, 12, 0.048
+COHORT_SIZE, NUM_ROUNDS, NOISE_MULTIPLIER = 200, 12, 0.04
 SETTINGS = {
     'PRIVATE_DIR': str(SPEECH / 'private'),
     'DEV_DIR': str(SPEECH / 'dev'),
@@ -123,7 +123,7 @@ print('A round takes', process.next.type_signature.parameter[1])
 # ## Rounds
 #
 # A round takes the locations of a cohort's records: each of the 600 clients
-# joins independently with probability 1/10. The records are read where the
+# joins independently with probability 1/3. The records are read where the
 # client runs. Its update is clipped, layer by layer, before the server adds
 # noise. The noise is drawn from a key in the state, so call `next` only once on
 # each state: two sums with the same noise would reveal their difference.
@@ -192,8 +192,8 @@ for old, new in list(zip(before.hypotheses, after.hypotheses))[:160:40]:
 # %% [markdown]
 # ## Is it private?
 #
-# Not yet. The noise gives a useful guarantee *with cohorts of 1,000 out of
-# 12,000 people*; the same noise on the mean is too weak to hide a person among
+# Not yet. The noise gives a useful guarantee *with cohorts of 4,000 out of
+# 48,000 people*; the same noise on the mean is too weak to hide a person among
 # 600. The cell below prints NOT PRIVATE. Notebook 3 shows how epsilon depends
 # on the population. A hand-written loop, as here, also has no ledger. For a
 # guarantee use `tff-asr train_federated`, which charges each round before its

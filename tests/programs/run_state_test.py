@@ -294,7 +294,11 @@ class _TestCase(cases.TestCase):
         model=None,
         pipeline=mock.Mock(
             buckets=None,
-            **{'tokenizer.source': 'letters', 'front_end.public_model': None},
+            **{
+                'tokenizer.source': 'letters',
+                'front_end.public_model': None,
+                'front_end.public_sha256': '',
+            },
         ),
         client_data=None,
         settings=training_loop.RunSettings(
