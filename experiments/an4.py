@@ -196,7 +196,7 @@ _NOISE = design.Group(
         ),
         *(
             claim
-            for noise in _NOISES
+            for noise in (_NOISES[0], _NOISES[-1])
             for claim in _claims(
                 f'With noise of {noise:g}, private speakers improve on the '
                 'seed',
