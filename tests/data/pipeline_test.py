@@ -16,6 +16,7 @@ from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import log_mel
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -284,6 +285,114 @@ class TrainingBatchesTest(parameterized.TestCase):
     for batch in batches:
       size, longest, _ = batch['features'].shape
       self.assertLessEqual(size * longest * 0.01, _MAX_BATCH_SEC)
+
+  @parameterized.parameters(
+      front_end_lib.build_log_mel, front_end_lib.build_whisper_log_mel
+  )
+  def test_waveforms_are_augmented_before_they_are_sorted(self, build):
+    # Short utterances become the longest.
+    rows = [(f'u{i}', 8000 + 1600 * i, 'ab') for i in range(5)]
+    before = {
+        example['utterance_id'].decode(): example['waveform']
+        for example in _examples(rows).as_numpy_iterator()
+    }
+
+    def reverse_lengths(waveforms, num_samples, seed):
+      del seed
+      changed = 24000 - num_samples
+      return tf.tile(waveforms, [1, 3])[:, :24000] // 2, changed
+
+    pipeline = _pipeline(
+        augment_waveform=reverse_lengths, front_end=build(), max_batch_sec=20.0,
+        max_padding=1.0,
+    )
+    (batch,) = pipeline.training_batches(
+        _examples(rows), seed=tf.constant([1, 2]), num_epochs=1
+    ).as_numpy_iterator()
+    self.assertEqual(_ids([batch]), ['u4', 'u3', 'u2', 'u1', 'u0'])
+    # In memory, waveforms are padded with 0 to the longest.
+    padded = np.zeros([5, 14400], np.int16)
+    for row, name in zip(padded, _ids([batch])):
+      row[: len(before[name])] = before[name]
+    sizes = np.array([24000 - len(before[name]) for name in _ids([batch])])
+    expected, lengths = pipeline.front_end.features(
+        tf.constant(np.tile(padded, [1, 3])[:, : max(sizes)] // 2),
+        tf.constant(sizes, tf.int32),
+    )
+    np.testing.assert_array_equal(batch['feature_lengths'], lengths)
+    np.testing.assert_allclose(batch['features'], expected, atol=1e-4)
+    self.assertEqual(batch['example_weights'].tolist(), [1] * 5)
+
+  def test_utterances_that_would_not_fit_stay_as_they_are(self):
+    # At most 2 s; 'abababab' needs 8 output frames, or 24 frames.
+    rows = [
+        ('fits', 9000, 'ab'), ('too_long', 30000, 'ab'),
+        ('too_short', 5000, 'abababab'), ('cut', 40000, 'ab'),
+    ]
+
+    def change(waveforms, num_samples, seed):
+      del seed
+      # Longer where they are long, shorter where they are short.
+      changed = tf.where(
+          num_samples > 20000, num_samples + 4000, num_samples - 3000
+      )
+      # What was too long before would be short enough.
+      changed = tf.where(num_samples > 32000, 20000, changed)
+      return tf.pad(waveforms, [[0, 0], [0, 4000]]) // 2, changed
+
+    pipeline = _pipeline(augment_waveform=change, max_batch_sec=20.0)
+    found = {}
+    for batch in pipeline.training_batches(
+        _examples(rows), seed=tf.constant([1, 2]), num_epochs=1
+    ).as_numpy_iterator():
+      found |= dict(zip(
+          _ids([batch]),
+          zip(batch['feature_lengths'], batch['example_weights']),
+      ))
+    frames = lambda num_samples: 1 + (num_samples - 400) // 160
+    self.assertEqual(found, {
+        'fits': (frames(6000), 1), 'too_long': (frames(30000), 1),
+        'too_short': (frames(5000), 1), 'cut': (8, 0),
+    })
+
+  def test_each_chunk_and_epoch_augments_with_another_seed(self):
+    seeds = []
+
+    def tell(waveforms, num_samples, seed):
+      tf.py_function(lambda s: seeds.append(tuple(s.numpy())), [seed], [])
+      return waveforms, num_samples
+
+    def batches():
+      return list(_pipeline(augment_waveform=tell).training_batches(
+          _examples(_many_rows()), seed=tf.constant([1, 2]), num_epochs=2
+      ))
+
+    batches()
+    # 50 utterances in chunks of 16: 4 an epoch.
+    self.assertLen(set(seeds), 8)
+    first = sorted(seeds)
+    seeds.clear()
+    plain = _many_batches()[0]
+    for one, other in zip(batches(), plain):
+      # All other draws are as they were.
+      np.testing.assert_array_equal(one['seed'], other['seed'])
+      np.testing.assert_array_equal(one['utterance_id'], other['utterance_id'])
+    self.assertEqual(sorted(seeds), first)
+
+  def test_evaluation_augments_no_waveform(self):
+    def fail(*unused_args):
+      raise AssertionError('augmented')
+
+    examples = _examples(_many_rows()[:2])
+    batches = _pipeline(augment_waveform=fail).evaluation_batches(examples)
+    self.assertLen(_ids(batches.as_numpy_iterator()), 2)
+
+  def test_stored_features_are_not_augmented(self):
+    pipeline = _pipeline(augment_waveform=lambda *args: args[:2])
+    with self.assertRaisesRegex(ValueError, 'but not stored features'):
+      pipeline.training_batches(
+          _with_features(_examples(_many_rows())), seed=tf.constant([1, 2])
+      )
 
   def test_all_are_shuffled_and_the_chunk_sorts(self):
     # Ever shorter utterances, as many to a batch as a chunk has.

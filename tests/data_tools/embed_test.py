@@ -24,6 +24,7 @@ from tff_asr.data import records
 from tff_asr.data import schema
 from tff_asr.execution import multi_device
 from tff_asr.features import spec_augment
+from tff_asr.features import waveform_augment
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
@@ -215,6 +216,18 @@ class StoredFeaturesTest(_TestCase):
     evaluation.check_corpus(data, self.pipeline())
     evaluation.check_corpus(
         client_data.load(self.audio), self.pipeline(front_end=other)
+    )
+
+  def test_waveforms_of_features_cannot_be_augmented(self):
+    data = client_data.load(self.features)
+    pipeline = self.pipeline(augment_waveform=waveform_augment.build())
+    message = '^AUGMENT_WAVEFORM needs audio, but .*features holds features: .+'
+    with self.assertRaisesRegex(ValueError, message):
+      evaluation.check_corpus(data, pipeline, is_training=True)
+    # The dev set is not augmented.
+    evaluation.check_corpus(data, pipeline)
+    evaluation.check_corpus(
+        client_data.load(self.audio), pipeline, is_training=True
     )
 
   def test_examples_are_not_drawn_of_features(self):

@@ -1,4 +1,4 @@
-"""Input pipeline: utterances to padded batches, with features and SpecAugment.
+"""Input pipeline: utterances to padded batches of augmented features.
 
 Plain tf.data in core ops, built inside the client's graph. Three steps decide
 which utterances share a batch:
@@ -88,6 +88,10 @@ class Pipeline:
       whatever their padding.
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
+    augment_waveform: Augmentation (`features.waveform_augment`) of waveforms
+      int16 [n, N], num_samples [n] and a seed [2] for training, or None. An
+      utterance that it makes too long, or too short for its labels, stays as it
+      is.
     chunk_size: Examples that are sorted and packed together.
     repeats: How often each utterance comes in a pass, in one order: 2 in the
       published code's loader (docs/recipe.md).
@@ -109,6 +113,11 @@ class Pipeline:
   max_padding: float = 1.0
   augment: Optional[
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+  ] = None
+  augment_waveform: Optional[
+      Callable[
+          [tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]
+      ]
   ] = None
   chunk_size: int = 64
   repeats: int = 1
@@ -147,15 +156,28 @@ class Pipeline:
       )
 
   def check_features(
-      self, stored: Optional[schema.StoredFeatures], *, of: str
+      self,
+      stored: Optional[schema.StoredFeatures],
+      *,
+      of: str,
+      is_training: bool,
   ) -> None:
     """Raises ValueError if stored features are not this front end's.
 
     Args:
       stored: What the records hold in place of audio; None: audio.
       of: Names the corpus in the message.
+      is_training: Whether it is trained on. Then waveforms that are augmented
+        must not be stored features.
     """
-    if stored is not None and stored.identity != self.front_end.identity:
+    if stored is None:
+      return
+    if is_training and self.augment_waveform is not None:
+      raise ValueError(
+          f'AUGMENT_WAVEFORM needs audio, but {of} holds features: name the '
+          'corpus of audio, or set it to None.'
+      )
+    if stored.identity != self.front_end.identity:
       raise ValueError(
           f'{of} holds features of another front end ({stored.identity}) than '
           f'FRONT_END ({self.front_end.identity}): name the corpus of audio, '
@@ -380,8 +402,13 @@ class Pipeline:
     # Three seeds, so that a run without SpecAugment has the same order of
     # batches and the same dropout.
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
-    lengths, num_samples, inputs = self._padded_inputs(chunk)
     labels, label_lengths = self._labels(chunk['transcript'])
+    if is_training and self.augment_waveform is not None:
+      # First: speed changes lengths, by which the chunk is sorted.
+      chunk = self._with_augmented_waveforms(
+          chunk, labels, label_lengths, seed=seed
+      )
+    lengths, num_samples, inputs = self._padded_inputs(chunk)
     is_usable = self._is_usable(lengths, labels, label_lengths)
     # Evaluation decodes utterances whatever their labels, so only those without
     # an output frame become placeholders.
@@ -549,6 +576,35 @@ class Pipeline:
   def _placeholder_samples(self) -> int:
     return self.front_end.samples_of_frames(self.front_end.placeholder_frames)
 
+  def _with_augmented_waveforms(
+      self,
+      chunk: dict[str, tf.Tensor],
+      labels: tf.Tensor,
+      label_lengths: tf.Tensor,
+      *,
+      seed: tf.Tensor,
+  ) -> dict[str, tf.Tensor]:
+    """The chunk with augmented waveforms, where they can be trained on."""
+    if schema.FEATURES in chunk:
+      raise ValueError('waveforms can be augmented, but not stored features.')
+    before, num_samples = chunk[schema.WAVEFORM], chunk['length']
+    after, changed = self.augment_waveform(
+        before, num_samples, tf.random.fold_in(seed, _WAVEFORM_STREAM)
+    )
+    is_usable = lambda samples: self._is_usable(
+        self.front_end.num_frames(samples), labels, label_lengths
+    )
+    # A waveform that is too long was cut: it must stay too long.
+    is_changed = is_usable(changed) & is_usable(num_samples)
+    size = tf.maximum(tf.shape(before)[1], tf.shape(after)[1])
+    pad = lambda waveforms: tf.pad(
+        tf.cast(waveforms, before.dtype),
+        [[0, 0], [0, size - tf.shape(waveforms)[1]]],
+    )
+    waveforms = tf.where(is_changed[:, tf.newaxis], pad(after), pad(before))
+    lengths = tf.where(is_changed, changed, num_samples)
+    return dict(chunk, waveform=waveforms, length=lengths)
+
   def _padded_inputs(
       self, chunk: dict[str, tf.Tensor]
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -595,6 +651,9 @@ class Pipeline:
       labels = ids.to_tensor()
     return labels, tf.cast(ids.row_lengths(), tf.int32)
 
+
+# Folded into a chunk's seed, which is also split.
+_WAVEFORM_STREAM = 1
 
 # More than any client has; `batch` needs some number.
 _ALL_ROWS = 2**62

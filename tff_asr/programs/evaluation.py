@@ -327,18 +327,23 @@ class Evaluator:
 def check_corpus(
     client_data: tff.simulation.datasets.ClientData,
     pipeline: pipeline_lib.Pipeline,
+    *,
+    is_training: bool = False,
 ) -> None:
   """Raises ValueError if a corpus does not suit a pipeline.
 
-  Its transcripts have characters that are not tokens, or it holds features of
-  another front end. Without a tokenizer the model outputs no tokens, and any
+  Its transcripts have characters that are not tokens, it holds features of
+  another front end, or it is trained on and holds features although waveforms
+  are to be augmented. Without a tokenizer the model outputs no tokens, and any
   transcripts will do. Data without a corpus description (not made by
   `data.index`) are checked while they are read.
   """
   corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return
-  pipeline.check_features(corpus.features, of=corpus.path)
+  pipeline.check_features(
+      corpus.features, of=corpus.path, is_training=is_training
+  )
   if pipeline.tokenizer is None:
     return
   missing = pipeline.tokenizer.missing(corpus.characters)

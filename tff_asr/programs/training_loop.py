@@ -192,7 +192,9 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
         lambda: checks.one_of(
             public_data.ACTIONS, on_shared_data=self.on_shared_data
         ),
-        lambda: evaluation.check_corpus(self.client_data, self.pipeline),
+        lambda: evaluation.check_corpus(
+            self.client_data, self.pipeline, is_training=True
+        ),
         lambda: _check_durations(self.client_data, self.pipeline),
         self._check_init_from_run,
         lambda: run_dir.check_folder(

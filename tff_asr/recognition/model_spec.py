@@ -26,6 +26,7 @@ from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import front_end
 from tff_asr.features import spec_augment
+from tff_asr.features import waveform_augment
 from tff_asr.models import conformer
 from tff_asr.models import conv
 from tff_asr.models import ctc
@@ -66,6 +67,7 @@ BUILDERS: Mapping[str, Callable[..., object]] = {
         tokenizer.SentencePieceTokenizer,
         tokenizer.for_language,
         transformer.build,
+        waveform_augment.build,
     )
 }
 
