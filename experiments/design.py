@@ -29,12 +29,15 @@ class Model:
     evaluation: Name of the experiment that decodes; None: the suite's.
     shards: Names of the folders of its data, as `Suite.shards`; None: the
       suite's.
+    pretrained: Public model whose features `shards` are, which are made from
+      the suite's; None: they are there.
   """
 
   gin_files: tuple[str, ...] = ()
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   evaluation: Optional[str] = None
   shards: Optional[str] = None
+  pretrained: Optional[str] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -219,10 +219,35 @@ def missing(
     folders: Where things are.
     failed: Names of jobs that are not tried again, nor what hangs on them.
   """
+  if inputs := [
+      job for job in _inputs(group, folders=folders) if job.name not in failed
+  ]:
+    return inputs
   if jobs := untrained(folders.wanted(group), folders=folders, failed=failed):
     return jobs
   evaluations = _evaluations(group, folders=folders)
   return [job for job in evaluations if job.name not in failed]
+
+
+def _inputs(group: design.Group, *, folders: Folders) -> Iterator[Job]:
+  """Makes features of public models, and the language model, if missing."""
+  models = {row.recipe.model.pretrained: row.recipe.model for row in group.rows}
+  for name, model in models.items():
+    for part in ('public', 'private', 'dev', *folders.tests()):
+      features = folders.shards(part, model)
+      if name is not None and not os.path.isdir(features):
+        yield Job(f'features_{part}', (
+            '-m', 'data_tools.embed', f'--pretrained={name}',
+            f'--audio_dir={folders.shards(part)}', f'--features_dir={features}',
+        ))
+  language_model = folders.suite.language_model
+  if language_model is not None:
+    path = os.path.join(folders.data_dir, language_model)
+    if not os.path.exists(path):
+      yield Job('language_model', (
+          '-m', 'data_tools.ngram', f'--input={folders.shards("public")}',
+          '--order=3', f'--output={path}',
+      ))
 
 
 def run_all(

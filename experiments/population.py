@@ -131,6 +131,117 @@ _PRIVACY = design.Group(
     remark=_ONE_RUN,
 )
 
+_STORED = design.Model(
+    evaluation='quickstart_whisper_evaluate',
+    shards='whisper/{}',
+    pretrained='whisper-tiny.en',
+)
+_HEAD = design.Recipe(
+    name='head',
+    program=design.CENTRAL,
+    experiment='quickstart_whisper_seed',
+    model=_STORED,
+    speakers='public',
+)
+_HEAD_TWIN = design.Recipe(
+    name='head_federated',
+    program=design.FEDERATED,
+    experiment='quickstart_whisper_federated',
+    model=_STORED,
+    parent=_HEAD,
+)
+# Noise multipliers of gin/experiments/quickstart_whisper_dp.gin by epsilon.
+_HEAD_NOISES = {0.5: 3.03, 1: 1.86, 2: 1.24, 4: 0.884, 8: 0.644}
+
+
+def _private_head(noise: float) -> design.Recipe:
+  """Federated training of the head with differential privacy."""
+  return _HEAD_TWIN.but(
+      f'head_dp_{noise:g}',
+      {'NOISE_MULTIPLIER': noise},
+      experiment='quickstart_whisper_dp',
+  )
+
+
+def _by_epsilon(
+    model: str,
+    *,
+    seed: design.Recipe,
+    control: design.Recipe,
+    private: Mapping[str, design.Recipe],
+    twin: design.Recipe,
+) -> tuple[design.Row, ...]:
+  """Rows of one model: the public speakers', with DP and without it."""
+  control_label = f'{model}, control'
+  shared = dict(against=control_label, series=model)
+  return (
+      design.Row(f'{model}, seed', seed, seeds=(None,), series=None),
+      design.Row(
+          control_label, control, seeds=(None,), against=f'{model}, seed',
+          series=model, x=0.0,
+      ),
+      *(
+          design.Row(
+              f'{model}, {name}', recipe, seeds=_SEEDS[:1], x=design.EPSILON,
+              **shared,
+          )
+          for name, recipe in private.items()
+      ),
+      design.Row(
+          f'{model}, no DP', twin, seeds=_SEEDS[:1], x=design.EPSILON, **shared
+      ),
+  )
+
+
+_SCRATCH, _ENCODER = 'from scratch', 'public encoder'
+_START = design.Group(
+    name='start',
+    title='From scratch and from a public encoder, at real epsilons',
+    question=(
+        'The model of the other sections, and a head on the encoder of Whisper '
+        'tiny.en: trained by the public speakers (seed), trained on by them '
+        '(control), by the private speakers with DP, and without. In the '
+        'figure the control is at epsilon 0.'
+    ),
+    rows=(
+        *_by_epsilon(
+            _SCRATCH,
+            seed=SEED,
+            control=_CONTROL,
+            private={
+                f'z = {noise:g}': _private(noise, 'dim') for noise in _NOISES
+            },
+            twin=TWIN,
+        ),
+        *_by_epsilon(
+            _ENCODER,
+            seed=_HEAD,
+            control=_HEAD.but(
+                'head_control',
+                experiment='quickstart_whisper_control',
+                parent=_HEAD,
+            ),
+            private={
+                f'z = {noise:g}': _private_head(noise)
+                for noise in _HEAD_NOISES.values()
+            },
+            twin=_HEAD_TWIN,
+        ),
+    ),
+    x_label='epsilon',
+    columns=('epsilon',),
+    claims=tuple(
+        design.claim(
+            f'{model}: with noise of {noise:g}, private speakers help more '
+            'than training on.',
+            f'{model}, z = {noise:g}', -1, f'{model}, control',
+        )
+        for model, noise in ((_SCRATCH, _MAIN), (_ENCODER, _HEAD_NOISES[4]))
+    ),
+    remark=_ONE_RUN,
+)
+
+
 def _deployable(label: str, name: str) -> design.Row:
   """A row of an experiment that sets its own noise."""
   return design.Row(
@@ -579,6 +690,7 @@ SUITE = design.Suite(
     name='population',
     groups=(
         _PRIVACY,
+        _START,
         DEPLOYMENT,
         _CLIPPING,
         _DEPTH,
@@ -628,6 +740,7 @@ Claims are judged by that interval; they are not corrected for their number.
     evaluation='quickstart_evaluate',
     shards='{}',
     data=('data_tools.synthetic_population',),
+    language_model='public.arpa',
     needs_source=False,
     command='python -m experiments.run --suite=population',
     report='docs/population.md',

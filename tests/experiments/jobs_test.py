@@ -1,5 +1,6 @@
 """Tests of experiments.jobs: finding the next programs, and running them."""
 
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -111,6 +112,33 @@ class MissingTest(tiny.TestCase):
     test = pathlib.Path(self.path('seed'), 'test.json')
     test.write_text(test.read_text().replace('0123456789', digest))
     self.assertEqual(self.names(group), [])
+
+  def test_features_and_a_language_model_are_made_first(self):
+    model = design.Model(shards='whisper/{}', pretrained='whisper-tiny.en')
+    suite = dataclasses.replace(self.folders.suite, language_model='words.arpa')
+    self.folders = self.folders._replace(
+        data_dir=self.path('data'), suite=suite
+    )
+    group = tiny.group(
+        dataclasses.replace(
+            tiny.SEED_ROW, recipe=tiny.SEED.but('head', model=model)
+        )
+    )
+    parts = ('public', 'private', 'dev', 'test')
+    self.assertEqual(
+        self.names(group),
+        [*(f'features_{part}' for part in parts), 'language_model'],
+    )
+    job, *_ = jobs.missing(group, folders=self.folders)
+    self.assertIn(
+        f'--features_dir={self.folders.shards("public", model)}', job.command
+    )
+    self.assertIn(f'--audio_dir={self.folders.shards("public")}', job.command)
+    for part in parts:
+      os.makedirs(self.folders.shards(part, model))
+    self.assertEqual(self.names(group), ['language_model'])
+    pathlib.Path(self.folders.data_dir, 'words.arpa').touch()
+    self.assertEqual(self.names(group), ['head'])
 
   def test_a_command_has_files_settings_and_folders(self):
     self.finish('seed')
