@@ -34,8 +34,8 @@ def train_seed(name, *flags):
       '--gin_file=gin/experiments/quickstart_seed.gin', *flags,
       *(f'--gin_param={setting}' for setting in (
           f'TRAIN_DIR = "{SPEECH / "public"}"', f'DEV_DIR = "{SPEECH / "dev"}"',
-          'NUM_STEPS = 200', 'DECAY_START = 100', 'DECAY_STEPS = 30',
-          'EVALUATE_EVERY = 200',
+          'NUM_STEPS = 500', 'DECAY_START = 250', 'DECAY_STEPS = 75',
+          'EVALUATE_EVERY = 500',
       )))
   return str(WORK / name)
 
@@ -63,7 +63,7 @@ from tff_asr.programs import federated
 from tff_asr.programs import warm_start
 
 multi_device.set_default_context()  # All GPUs, else the CPU.
-NUM_ROUNDS = 6
+NUM_ROUNDS = 12
 curves = {}
 
 
@@ -71,7 +71,7 @@ def train(label, *gin_files, **settings):
   """Trains for some rounds; the dev set's WER in % goes into `curves`."""
   settings = {
       'PRIVATE_DIR': str(SPEECH / 'private'), 'DEV_DIR': str(SPEECH / 'dev'),
-      'INIT_FROM_RUN': seed, 'COHORT_SIZE': 60, 'NOISE_MULTIPLIER': 0.048,
+      'INIT_FROM_RUN': seed, 'COHORT_SIZE': 200, 'NOISE_MULTIPLIER': 0.04,
       'NUM_ROUNDS': NUM_ROUNDS, 'TARGET_EPSILON': None,
   } | settings
   training = config.bind(
@@ -148,7 +148,7 @@ show('as it is', 'SGD', 'Adam')
 #
 # Gated convolutions of half the width, with a new first model. A file
 # such as `gin/models/transformer_toy.gin` swaps the kind of model in the same
-# way; transformers need more than these 200 steps on sixteen people.
+# way; transformers need more than these 500 steps on sixteen people.
 
 # %%
 train('half as wide', DIM=48, INIT_FROM_RUN=train_seed(
