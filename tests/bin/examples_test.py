@@ -123,7 +123,7 @@ class ExamplesTest(parameterized.TestCase):
         f'--gin_param={programs.FROZEN}',
         '--gin_param=EVALUATOR = None',
     )
-    self.assertIn('(BLT, 1 buffers)', report)
+    self.assertIn('(BLT, 1 buffer)', report)
     # The norm of c = (1, 0.5): the first round's speaker moves both rounds.
     self.assertIn('1.118 clips', report)
     charged = (self.root / 'lagged' / 'ledger.jsonl').read_text('utf-8')

@@ -511,6 +511,12 @@ class ProcessTest(cases.TestCase):
         _load_shards(3).client_index, num_processes=2
     )
     process = _build(data=data, model=tiny.recognizer(), num_steps=1)
+    # Another test of the process may have set an asynchronous context.
+    self.enter_context(
+        tff.framework.get_context_stack().install(
+            multi_device.build_sync_context()
+        )
+    )
     state = process.initialize()
 
     def mean(*cohort):

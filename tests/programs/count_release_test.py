@@ -120,7 +120,9 @@ class CountReleaseTest(cases.TestCase):
     state = query.initial_global_state()
     step = query.grid_step(state).numpy()
     sums = [
-        count_release._clipped_sum(query, speakers, ['a', 'b'])
+        count_release._clipped_sum(
+            query, speakers, ['a', 'b'], num_elements=5
+        )
         for speakers in (
             [('a', np.array([0, 3]), np.array([3, 4]))],
             [('b', np.array([3, 4]), np.array([2000, 1]))],

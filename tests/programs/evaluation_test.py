@@ -232,10 +232,17 @@ class BeamSearchTest(cases.TestCase):
     found = _evaluator()(_weights(letter='a'), beam_search=name_length)
     # The valid frames of each utterance, and 5 logits a frame.
     self.assertEqual({size for _, size in shapes}, {5})
-    lengths = [f'{length}' for length, _ in shapes]
-    self.assertGreater(len(set(lengths)), 2)
-    self.assertCountEqual(
-        [each.text_with_lm for each in found.hypotheses], lengths
+    # Each utterance's own, and not those of the longest of its batch.
+    lengths = {
+        example['utterance_id']: _model().encoder.output_lengths(
+            tf.constant(log_mel.num_frames(len(example['waveform'])))
+        )
+        for client_id, count in _CLIENTS.items()
+        for example in fakes.examples(client_id, count)
+    }
+    self.assertEqual(
+        {each.utterance_id: each.text_with_lm for each in found.hypotheses},
+        {key: f'{length.numpy()}' for key, length in lengths.items()},
     )
     self.assertEqual(
         [each._replace(text_with_lm=None) for each in found.hypotheses],

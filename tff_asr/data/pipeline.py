@@ -689,7 +689,7 @@ class PackedChunk(NamedTuple):
 
   Attributes:
     utterances: The values of `Batch` except features and seed.
-    inputs: Waveforms, int16 [n, N], or features, float32 [n, T, F].
+    inputs: Waveforms, int16 [n, N], or features, float16 [n, T, F].
     num_samples: int32 [n], ascending.
     has_features: bool [n]; false for placeholders.
     bounds: int32 [batches, 2], first and past-the-last row of each batch.

@@ -91,7 +91,7 @@ class CorrelatedNoise:
       buffers: tf.Tensor,
       global_state: queries.QueryState,
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a layer's noise and its next buffers; see the base class."""
+    """Returns a layer's noise and its next buffers; see `NoiseProcess`."""
     # Of the state and not of `strategy`: a resumed run keeps the strategy that
     # it began with.
     scales = tf.unstack(global_state.output_scale)

@@ -291,7 +291,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return self._clipper.layer_names
 
   @property
-  def num_noised(self) -> int:
+  def num_noised(self) -> float:
     sizes = [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)]
     return sum(size * f**2 for size, f in zip(sizes, self._factors))
 

@@ -115,7 +115,9 @@ def release(
           num_elements, sampling=sampling, epsilon=epsilon, delta=delta
       )
       key = keys.draw()
-      counts, event = _noised_sum(query, speakers, client_ids, key=key)
+      counts, event = _noised_sum(
+          query, speakers, client_ids, num_elements=num_elements, key=key
+      )
       noise_multiplier = float(event.noise_multiplier)
       cost = accounting.RoundGroup(
           sampling=sampling,
@@ -213,11 +215,14 @@ def _noised_sum(
     speakers: Iterable[SpeakerCounts],
     client_ids: Iterable[str],
     *,
+    num_elements: int,
     key: np.ndarray,
 ) -> tuple[np.ndarray, dp_accounting.DpEvent]:
   """The noised sum of clipped counts, and its event."""
   state = queries.set_noise_key(query.initial_global_state(), key)
-  total = _clipped_sum(query, speakers, client_ids)
+  total = _clipped_sum(
+      query, speakers, client_ids, num_elements=num_elements
+  )
   noised, _, event = query.get_noised_result(tf.constant(total), state)
   return noised.numpy(), event
 
@@ -226,6 +231,8 @@ def _clipped_sum(
     query: queries.PerLayerClipSumQuery,
     speakers: Iterable[SpeakerCounts],
     client_ids: Iterable[str],
+    *,
+    num_elements: int,
 ) -> np.ndarray:
   """The sum of clipped counts, int64, in steps of the query's grid."""
   state = query.initial_global_state()
@@ -237,9 +244,7 @@ def _clipped_sum(
       autograph=False,
   )
   missing = set(client_ids)
-  total = query.initial_sample_state(
-      tf.TensorSpec([query.num_noised])
-  ).numpy()
+  total = query.initial_sample_state(tf.TensorSpec([num_elements])).numpy()
   for client_id, indices, values in speakers:
     # Twice, a client would contribute twice and be charged once.
     if client_id not in missing or len(np.unique(indices)) != len(indices):
