@@ -82,7 +82,7 @@ def main(_) -> None:
   if _FORMAT.value == 'json':
     print(privacy_report.to_json(reports))
   elif len(reports) > 1:
-    print(privacy_report.to_table(reports))
+    print(privacy_report.plan_table(reports))
   else:
     print(report)
   if _PLOT.value:

@@ -198,7 +198,7 @@ class ClipsTest(parameterized.TestCase):
     for number in range(250):
       clips_now = np.asarray(state.layer_clips)
       counts = np.sum(np.where(sizes <= clips_now, 1, -1), axis=0)
-      total = adaptive_query.AdaptiveRecord(
+      total = adaptive_query.CountedRecord(
           query.initial_sample_state(_SPECS).record,
           tf.constant(query._count_steps * counts, tf.int64),
       )

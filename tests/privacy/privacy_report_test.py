@@ -494,7 +494,7 @@ class OutputTest(cases.TestCase):
     rows = [
         self.plan, *privacy_report.extrapolate(self.plan, cohort_sizes=[2000])
     ]
-    _, _, given, grown, _ = privacy_report.to_table(rows).splitlines()
+    _, _, given, grown, _ = privacy_report.plan_table(rows).splitlines()
     self.assertIn('as given', given)
     self.assertIn('WER assumed, not measured', grown)
     self.assertLen(json.loads(privacy_report.to_json(rows)), 2)
@@ -511,7 +511,7 @@ class OutputTest(cases.TestCase):
       self.assertIn('NOT PRIVATE: delta is', str(at))
     # A population that grows above 1 / delta loses the guarantee.
     small = privacy_report.plan(delta=1e-4, population=1000, **plan)
-    table = privacy_report.to_table(
+    table = privacy_report.plan_table(
         [small, *privacy_report.extrapolate(small, populations=[9000, 10_000])]
     )
     self.assertEqual(
@@ -534,7 +534,7 @@ class OutputTest(cases.TestCase):
       self.assertIn(f'NOT PRIVATE: {reason}', str(report))
       self.assertIn('infinite', str(report))
       self.assertEqual(report.fields['epsilon'], 'inf')
-    table = privacy_report.to_table([fixed, grown])
+    table = privacy_report.plan_table([fixed, grown])
     self.assertIn('NOT PRIVATE: NOISE_SEED fixes a key', table)
     self.assertEqual(table.count('infinite'), 2)
 
@@ -562,7 +562,7 @@ class OutputTest(cases.TestCase):
   def test_a_run_of_pretraining_is_extrapolated_in_its_unit(self):
     path, _ = self.write(2, privacy_unit='example')
     report = privacy_report.of_ledger(ledger.read(path))
-    text = privacy_report.to_table(
+    text = privacy_report.plan_table(
         [report, *privacy_report.extrapolate(report, cohort_sizes=[1000])]
     )
     # 10 of 1,000 with z = 1: a hundred times as many of as many more, with as

@@ -181,11 +181,11 @@ class AuditTest(cases.TestCase):
 
   def test_less_noise_than_is_charged_fails_for_certain(self):
     for noise, p_value in (([2.0, 1.9], 0.0), ([2.0, 2.1], 1.0)):
-      test = audit.check_charged_noise(noise, charged=2.0)
+      test = audit.charged_noise_test(noise, charged=2.0)
       self.assertEqual(test.p_value, p_value)
     # z as float32, and the same from the clip and the deviation.
     self.assertEqual(
-        audit.check_charged_noise([1.0999999], charged=1.1).p_value, 1.0
+        audit.charged_noise_test([1.0999999], charged=1.1).p_value, 1.0
     )
 
   def test_the_covariance_of_noise_is_the_ledger_s(self):

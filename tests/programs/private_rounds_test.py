@@ -271,14 +271,14 @@ class RoundTest(_TestCase):
         )
         for number in (1, 2)
     )
-    kept = private_rounds.undo_round(before, after=after)
+    kept = private_rounds.roll_back_state(before, after=after)
     self.assertIs(kept.global_model_weights, before.global_model_weights)
     noise = private_rounds.query_state(kept)
     self.assertEqual(int(noise.counter), 2)
     np.testing.assert_array_equal(noise.buffers, np.full([2, 3], 2))
     # Other noise is its round's own.
     before, after = (_state(counter=np.int64(number)) for number in (1, 2))
-    self.assertIs(private_rounds.undo_round(before, after=after), before)
+    self.assertIs(private_rounds.roll_back_state(before, after=after), before)
 
   def test_a_process_of_another_kind_keeps_its_buffers_too(self):
     # Neither BLT nor banded: it has buffers, and no scale of outputs.
@@ -288,7 +288,7 @@ class RoundTest(_TestCase):
         for number in (1, 2)
     )
     kept = private_rounds.query_state(
-        private_rounds.undo_round(before, after=after)
+        private_rounds.roll_back_state(before, after=after)
     )
     np.testing.assert_array_equal(kept.buffers, np.full([3], 2))
 

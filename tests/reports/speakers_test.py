@@ -36,7 +36,9 @@ def _ones(values: dict[str, int], attribute: str, **options) -> runs.Run:
 class SpreadTest(absltest.TestCase):
 
   def test_speakers_are_sorted_and_those_without_words_left_out(self):
-    found = speakers.by_rate(_run({'a': (5, 10), 'b': (1, 10), 'c': (3, 0)}))
+    found = speakers.sorted_by_wer(
+        _run({'a': (5, 10), 'b': (1, 10), 'c': (3, 0)})
+    )
     self.assertEqual([each.rate for each in found], [0.1, 0.5])
 
   def test_worst_tenth_by_hand(self):
@@ -47,7 +49,7 @@ class SpreadTest(absltest.TestCase):
         [['run', '20', '1.0', '1.0', '58.0', '90.0']],
     )
     # One speaker at least.
-    found = speakers.by_rate(_run({'a': (1, 4), 'b': (3, 4)}))
+    found = speakers.sorted_by_wer(_run({'a': (1, 4), 'b': (3, 4)}))
     self.assertEqual(speakers.worst_tenth(found), 0.75)
 
 

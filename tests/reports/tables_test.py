@@ -162,7 +162,7 @@ class TablesTest(cases.TestCase):
         self.run_('b', settings={'SEED': '1'}),
     ]
     self.assertEqual(
-        tables.settings(runs), [['', 'a', 'b'], ['DIM', '8', '']]
+        tables.differing_settings(runs), [['', 'a', 'b'], ['DIM', '8', '']]
     )
 
   def test_markdown_by_hand(self):

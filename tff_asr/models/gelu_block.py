@@ -104,7 +104,7 @@ def stack(
   )
 
 
-def gelu(inputs: tf.Tensor) -> tf.Tensor:
+def exact_gelu(inputs: tf.Tensor) -> tf.Tensor:
   """Exact GELU."""
   # Said in full, as BERT and GPT-2 take the approximation by tanh.
   return tf.nn.gelu(inputs, approximate=False)
@@ -159,7 +159,7 @@ class _Block:
   def _mlp(self, weights, hidden, seed):
     inner_seed, output_seed = layers.split_seed(seed, 2)
     hidden = tf.cast(hidden, self.activation_dtype)
-    inner = gelu(layers.linear(hidden, weights['w1'], weights['b1']))
+    inner = exact_gelu(layers.linear(hidden, weights['w1'], weights['b1']))
     inner = layers.dropout(inner, self.dropout, inner_seed)
     outputs = layers.linear(inner, weights['w2'], weights['b2'])
     outputs = tf.cast(outputs, tf.float32)

@@ -221,7 +221,7 @@ class _Front:
     hidden = layers.dropout(hidden, self.dropout, projection_seed)
     # The positions' convolution must read 0 past the end.
     hidden *= layers.length_mask(lengths, tf.shape(hidden)[1])
-    hidden += gelu_block.gelu(
+    hidden += gelu_block.exact_gelu(
         _grouped_convolution(hidden, weights['position_kernel'])
         + weights['position_bias']
     )
@@ -250,7 +250,7 @@ class _Front:
         hidden = self._normalize(
             weights_lib.select('norm', own), hidden, lengths
         )
-      hidden = gelu_block.gelu(hidden)
+      hidden = gelu_block.exact_gelu(hidden)
     return hidden
 
   def _normalize(self, weights, hidden, lengths):

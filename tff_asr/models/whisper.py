@@ -142,9 +142,9 @@ def _build_front(
     hidden = tf.where(valid > 0, features, 0.0)
     hidden = _convolve(hidden, weights['kernel_1'], stride=1)
     # The bias made padding nonzero, which the next convolution would read.
-    hidden = gelu_block.gelu(hidden + weights['bias_1']) * valid
+    hidden = gelu_block.exact_gelu(hidden + weights['bias_1']) * valid
     hidden = _convolve(hidden, weights['kernel_2'], stride=STRIDE)
-    hidden = gelu_block.gelu(hidden + weights['bias_2'])
+    hidden = gelu_block.exact_gelu(hidden + weights['bias_2'])
     # An utterance begins at position 0, as in Whisper's window of 30 s.
     hidden += weights['positions'][: tf.shape(hidden)[1]]
     outputs = layers.dropout(hidden, dropout, seed)

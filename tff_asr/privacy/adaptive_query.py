@@ -121,7 +121,7 @@ class SampleParams(NamedTuple):
   layer_clips: tf.Tensor
 
 
-class AdaptiveRecord(NamedTuple):
+class CountedRecord(NamedTuple):
   """A clipped record with its counts, or a sum of them.
 
   Attributes:
@@ -223,7 +223,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
   @property
   def _sum_specs(self):
     num_clips = len(self._initial_clips)
-    return AdaptiveRecord(self._specs, tf.TensorSpec([num_clips], tf.int64))
+    return CountedRecord(self._specs, tf.TensorSpec([num_clips], tf.int64))
 
   @property
   def _noise_scale(self):
@@ -239,7 +239,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     return SampleParams(global_state.l2_norm_clip, global_state.layer_clips)
 
   def initial_sample_state(self, template):
-    return AdaptiveRecord(
+    return CountedRecord(
         super().initial_sample_state(template),
         tf.zeros([len(self._initial_clips)], tf.int64),
     )
@@ -256,7 +256,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       is_above = stats.num_clipped[tf.newaxis]
     # A record that is not finite counts in no direction.
     counts = tf.cast((1 - 2 * is_above) * stats.num_finite, tf.int64)
-    return AdaptiveRecord(clipped, self._count_steps * counts), stats
+    return CountedRecord(clipped, self._count_steps * counts), stats
 
   def updates_of(self, sample_state):
     return sample_state.record

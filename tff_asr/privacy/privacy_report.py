@@ -495,7 +495,7 @@ def to_json(reports: Sequence[PrivacyReport]) -> str:
   return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
 
 
-def to_table(reports: Sequence[PrivacyReport]) -> str:
+def plan_table(reports: Sequence[PrivacyReport]) -> str:
   """Returns a plan and its extrapolations as a table in Markdown."""
   lines = [
       '| cohort | population | q | rounds | noise on mean | noise multiplier '

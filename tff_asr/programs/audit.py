@@ -132,7 +132,7 @@ def _examine(
   ).rounds
   covariance = noise_covariance(charged, num_rounds=results['rounds'])
   tests = [
-      check_charged_noise(
+      charged_noise_test(
           released.noise_ratios,
           # The largest charge: the noise of every round must reach it.
           charged=max(group.noise_multiplier for group in charged),
@@ -174,7 +174,7 @@ def _examine(
   }
 
 
-def check_charged_noise(
+def charged_noise_test(
     noise_ratios: Sequence[float], *, charged: float
 ) -> residuals.ResidualTest:
   """Compares the stated noise over the clip with the ledger's: certain."""

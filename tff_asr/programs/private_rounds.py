@@ -375,7 +375,7 @@ class PrivateRoundRunner:
     return self._digested[1]
 
 
-def undo_round(
+def roll_back_state(
     state: process_lib.State, *, after: process_lib.State
 ) -> process_lib.State:
   """Undoes a round, but keeps the correlated noise of the round.

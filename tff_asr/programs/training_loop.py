@@ -684,7 +684,9 @@ def _undone(
 ) -> run_state.RunState:
   """Returns the state after a round was undone; the round stays charged."""
   # The weights go back, correlated noise does not.
-  process = private_rounds.undo_round(state.process, after=result.output.state)
+  process = private_rounds.roll_back_state(
+      state.process, after=result.output.state
+  )
   # The next round has another cohort: amplification by sampling holds for one
   # sum a draw.
   return _advanced(opened, state, result)._replace(process=process)

@@ -178,7 +178,7 @@ def _errors(run: runs_lib.Run) -> str:
   if not run.speakers:
     parts.append('No test set: the run was not evaluated (`bin/evaluate.py`).')
     return '\n\n'.join(parts)
-  speakers = speakers_lib.by_rate(run)
+  speakers = speakers_lib.sorted_by_wer(run)
   # By speaker: an average over words hides those it fails.
   median = statistics.median(each.rate for each in speakers)
   parts.append(

@@ -209,7 +209,7 @@ def speakers(runs: Runs) -> Optional[Figure]:
     return None
   figure, axes = _figure()
   for run in shown:
-    rates = [100 * each.rate for each in speakers_lib.by_rate(run)]
+    rates = [100 * each.rate for each in speakers_lib.sorted_by_wer(run)]
     axes.plot(
         100 * (np.arange(len(rates)) + 0.5) / len(rates), rates, '.-',
         color=color_of(runs, run), label=_text(run.name),

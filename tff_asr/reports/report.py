@@ -132,7 +132,10 @@ def _sections(
       ],
       'Utterances with the most errors': list(_worst(runs, num_worst)),
       'Configuration': [
-          _table(tables.settings(runs), note='Settings in which runs differ.'),
+          _table(
+              tables.differing_settings(runs),
+              note='Settings in which runs differ.',
+          ),
           *map(_configuration, runs),
       ],
   }

@@ -32,7 +32,7 @@ class Group(NamedTuple):
   num_speakers: int
 
 
-def by_rate(run: runs_lib.Run) -> list[word_errors.WordErrors]:
+def sorted_by_wer(run: runs_lib.Run) -> list[word_errors.WordErrors]:
   """Returns the errors of speakers with words, by increasing WER."""
   # Without words there is no rate.
   spoken = [errors for errors in run.speakers.values() if errors.words]
@@ -43,7 +43,7 @@ def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
   """Returns the WER over all words of the tenth of speakers with highest WER.
 
   Args:
-    errors: As `by_rate` sorts them; at least one. A tenth is at least one
+    errors: As `sorted_by_wer` sorts them; at least one. A tenth is at least one
       speaker.
   """
   # Of fewer than ten speakers, the worst one.

@@ -210,7 +210,7 @@ def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
   titles = ('speakers', 'best', 'median', 'worst tenth', 'worst')
   cells = [['WER by speaker, %', *titles]]
   for run in runs:
-    if errors := speakers_lib.by_rate(run):
+    if errors := speakers_lib.sorted_by_wer(run):
       rates = [each.rate for each in errors]
       worst_tenth = speakers_lib.worst_tenth(errors)
       shown = (rates[0], statistics.median(rates), worst_tenth, rates[-1])
@@ -249,7 +249,7 @@ def norms_by_part(runs: Sequence[runs_lib.Run]) -> Table:
   return cells
 
 
-def settings(runs: Sequence[runs_lib.Run]) -> Table:
+def differing_settings(runs: Sequence[runs_lib.Run]) -> Table:
   """Returns the settings in which runs differ."""
   found = {
       name: [run.settings.get(name, '') for run in runs]
