@@ -1,4 +1,4 @@
-r"""What a language model costs in evaluation, and what confidences are worth.
+r"""Decoding with a language model: its time in evaluation, and confidences.
 
 Decodes a data set with the model of a run, in turns greedily and also by beam
 search with the language model, as `bin/evaluate.py` does (one pass of the

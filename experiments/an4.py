@@ -87,7 +87,7 @@ def _row(
     seeds: tuple[int, ...] = _SEEDS,
     kind: str = '',
 ) -> design.Row:
-  """A row that is no point of a curve."""
+  """A row that is in the table and not in the figure."""
   return design.Row(
       label, recipe, seeds=seeds, against=against, series=None, kind=kind
   )
@@ -266,7 +266,7 @@ deviation. Differences come with a 95 % interval over test speakers and random
 seeds (`linear_contrast` in `tff_asr/metrics/confidence.py`); a claim whose
 interval contains 0 is not decided. Noise is (noise norm) / C of the noise on
 the mean, sqrt(D) z / S. At 32 speakers no epsilon is a guarantee: all runs are
-NOT PRIVATE. Seconds are wall-clock time beside other jobs.
+NOT PRIVATE. Seconds are wall-clock time while other jobs ran.
 """
 
 SUITE = design.Suite(

@@ -29,7 +29,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     # Plain TensorFlow, NumPy and Python.
     {
-        'decoding': ('kenlm', 'numpy', 'pyctcdecode'),
+        'decoding': ('kenlm', 'numpy', 'pyctcdecode', 'scipy'),
         'features': ('numpy', 'tensorflow'),
         'metrics': ('jiwer', 'numpy', 'scipy'),
         'privacy': (

@@ -146,7 +146,7 @@ class LanguageModelTest(cases.TestCase):
 
   @needs_packages
   def test_words_without_a_backoff_weight_are_words(self):
-    # 'ac' has none here, and yet is no unknown word: 'ab' wins by its
+    # 'ac' has none here, and yet is a known word: 'ab' wins by its
     # probability at a weight at which any unknown word would lose.
     pathlib.Path(self.path).write_text(ARPA.replace('ac\t0', 'ac'))
     logits = np.full([2, 5], -20.0, np.float32)

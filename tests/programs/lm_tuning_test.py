@@ -72,7 +72,7 @@ class LmTuningTest(cases.TestCase):
 
   @language_model_test.needs_packages
   def test_one_utterance_does_not_move_the_defaults(self):
-    # As above, where two utterances did: one less is no more than its error.
+    # As above, where two utterances did: one fewer is within its error.
     logits = np.full([2, 5], -20.0, np.float32)
     logits[0, 1] = 0.0
     logits[1, 2:4] = (-3.9, 0.0)

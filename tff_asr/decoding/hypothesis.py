@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 
 class Word(NamedTuple):
@@ -49,6 +50,4 @@ Decode = Callable[[np.ndarray], list[Hypothesis]]
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
   """Returns log probabilities float64 [S, V] of logits [S, V]."""
-  logits = logits.astype(np.float64)
-  shifted = logits - logits.max(axis=-1, keepdims=True, initial=-np.inf)
-  return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+  return special.log_softmax(logits.astype(np.float64), axis=-1)

@@ -55,7 +55,7 @@ RULES: Mapping[str, Callable[[str, str], tuple[str, str]]] = {
 - hyphens: a hyphen is a space.
 - digits: each digit is its English word, '42' is 'four two'.
 - compounds: words that differ in spaces alone are equal, as 'every one' and
-  'everyone'. The space is no character error, either.
+  'everyone'. Their space is not a character error.
 """
 
 
