@@ -9,22 +9,18 @@ from typing import Optional
 
 from experiments import an4_data
 from experiments import design
+from experiments import heads
 from tff_asr.reports import runs as runs_lib
 
 _COHORT_SIZE = 8
-# Weights of the head on Whisper's encoder.
-_HEAD_PARAMETERS = 249_762
 _NOISES = (0.4, 1.6, 3.1)
 _SEEDS = (1, 2, 3)
 # Training from audio takes minutes.
 _FEW_SEEDS = _SEEDS[:2]
+_LANGUAGE_MODEL = 'public.arpa'
 
 # Kinds of rows.
 _SCRATCH, _PUBLIC = 'from scratch', 'from a public encoder'
-
-_STORED = design.Model(
-    evaluation='an4_whisper_evaluate', shards=an4_data.FEATURES
-)
 
 SEED = design.Recipe(
     name='seed',
@@ -39,22 +35,8 @@ FEDERATED = design.Recipe(
     parent=SEED,
     parent_by_seed=True,
 )
-_HEAD = design.Recipe(
-    name='head',
-    program=design.CENTRAL,
-    experiment='an4_whisper_seed',
-    model=_STORED,
-    speakers='public',
-)
-_HEAD_FEDERATED = design.Recipe(
-    name='head_federated',
-    program=design.FEDERATED,
-    experiment='an4_whisper_federated',
-    model=_STORED,
-    parent=_HEAD,
-    parent_by_seed=True,
-)
-_HEAD_CENTRAL = _HEAD.but('head_central', speakers='all')
+_HEADS = heads.recipes('an4', shards='whisper.{}', parent_by_seed=True)
+_CENTRAL = _HEADS.seed.but('head_central', speakers='all')
 
 
 def _from_audio(name: str, **settings: object) -> design.Recipe:
@@ -65,7 +47,7 @@ def _from_audio(name: str, **settings: object) -> design.Recipe:
       experiment='an4_whisper_lora',
       model=design.Model(
           gin_files=(f'gin/models/public_{name}.gin',),
-          settings={'PRETRAINED': repr(an4_data.PRETRAINED)},
+          settings={'PRETRAINED': repr(heads.PRETRAINED)},
       ),
       settings=settings,
       speakers='public',
@@ -73,7 +55,7 @@ def _from_audio(name: str, **settings: object) -> design.Recipe:
 
 
 _SHORT = {'NUM_STEPS': 300, 'DECAY_START': 150, 'DECAY_STEPS': 50}
-_HEAD_SHORT = _HEAD.but('head_300', _SHORT)
+_HEAD_SHORT = _HEADS.seed.but('head_300', _SHORT)
 _LORA = _from_audio('lora')
 _ADAPTERS = _from_audio('adapters')
 _LAST_BLOCK = _from_audio('last_blocks', LEARNING_RATE=0.0005)
@@ -121,9 +103,9 @@ _ENCODER = design.Group(
             'from scratch, federated', FEDERATED, 'from scratch',
             seeds=_FEW_SEEDS, kind=_SCRATCH,
         ),
-        _row('public encoder', _HEAD, 'from scratch', kind=_PUBLIC),
+        _row('public encoder', _HEADS.seed, 'from scratch', kind=_PUBLIC),
         _row(
-            'public encoder, federated', _HEAD_FEDERATED, 'public encoder',
+            'public encoder, federated', _HEADS.federated, 'public encoder',
             kind=_PUBLIC,
         ),
     ),
@@ -156,14 +138,13 @@ _ENCODER = design.Group(
 def _noise_row(clip: str, noise: float) -> design.Row:
   """Federated training of the head with a clip and noise."""
   multiplier = design.noise_multiplier(
-      noise, num_parameters=_HEAD_PARAMETERS, cohort_size=_COHORT_SIZE
+      noise, num_parameters=heads.NUM_PARAMETERS, cohort_size=_COHORT_SIZE
   )
   return design.Row(
       f'{clip}, {noise:g}',
-      _HEAD_FEDERATED.but(
+      _HEADS.private.but(
           f'head_{clip}_{noise:g}',
           {'NOISE_MULTIPLIER': multiplier, 'CLIP_SPLIT': repr(clip)},
-          experiment='an4_whisper_dp',
       ),
       seeds=_SEEDS,
       against='no DP',
@@ -182,9 +163,9 @@ _NOISE = design.Group(
         'and the 32 private speakers together, in as many steps as the seed.'
     ),
     rows=(
-        _row('seed', _HEAD),
-        _row('central', _HEAD_CENTRAL, 'seed'),
-        _row('no DP', _HEAD_FEDERATED, 'central'),
+        _row('seed', _HEADS.seed),
+        _row('central', _CENTRAL, 'seed'),
+        _row('no DP', _HEADS.federated, 'central'),
         *(_noise_row(clip, n) for n in _NOISES for clip in ('global', 'dim')),
     ),
     x_label='(noise norm) / C on the mean',
@@ -237,10 +218,12 @@ _HEADS = design.Group(
         'and dropout; and two of them without the warm-up of the learning rate.'
     ),
     rows=(
-        _row('head', _HEAD, seeds=tuple(range(1, 11))),
+        _row('head', _HEADS.seed, seeds=tuple(range(1, 11))),
         _row(
-            'without warm-up', _HEAD.but('head_cold', {'WARMUP_STEPS': 0}),
-            'head', seeds=_FEW_SEEDS,
+            'without warm-up',
+            _HEADS.seed.but('head_cold', {'WARMUP_STEPS': 0}),
+            'head',
+            seeds=_FEW_SEEDS,
         ),
     ),
     columns=('range', 'dev range'),
@@ -281,7 +264,7 @@ SUITE = design.Suite(
         'test': 'ten held-out speakers',
         an4_data.OFFICIAL: "AN4's own test part",
     },
-    language_model=an4_data.LANGUAGE_MODEL,
+    language_model=_LANGUAGE_MODEL,
     command='python -m experiments.run --suite=an4 --source=AN4_FOLDER',
     report='docs/an4.md',
 )

@@ -51,7 +51,9 @@ class Recipe:
     gin_files: Further files.
     settings: Macros to gin values.
     model: The experiment's own, or another one.
-    speakers: 'private' or 'public': the speakers to train on.
+    speakers: The part to train on: 'private', 'public' or another.
+    speeds: Speeds at which its utterances are stored, as features of the
+      model's `pretrained`; none: as they are.
     parent: Recipe of the run to start from; None: from scratch.
     parent_by_seed: Whether a run starts from the parent's run with the same
       random seed, and not from the parent's only run.
@@ -64,6 +66,7 @@ class Recipe:
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   model: Model = Model()
   speakers: str = 'private'
+  speeds: tuple[float, ...] = ()
   parent: Optional['Recipe'] = None
   parent_by_seed: bool = False
 
@@ -73,6 +76,16 @@ class Recipe:
     """A recipe of another name, with more settings and other attributes."""
     settings = {**self.settings, **settings}
     return dataclasses.replace(self, name=name, settings=settings, **changes)
+
+  @property
+  def part(self) -> str:
+    """Names the folder of what it is trained on, as `Suite.shards`."""
+    return f'{self.speakers}_speeds' if self.speeds else self.speakers
+
+  @property
+  def lineage(self) -> list['Recipe']:
+    """The recipes that it starts from, the first one first, and itself."""
+    return [*(self.parent.lineage if self.parent else ()), self]
 
 
 class Run(NamedTuple):
@@ -103,6 +116,11 @@ class Run(NamedTuple):
     if recipe.parent is None:
       return None
     return Run(recipe.parent, self.seed if recipe.parent_by_seed else None)
+
+  @property
+  def lineage(self) -> list['Run']:
+    """The runs that it starts from, the first one first, and itself."""
+    return [*(self.parent.lineage if self.parent else ()), self]
 
   @property
   def settings(self) -> dict[str, Any]:
@@ -153,6 +171,8 @@ class Claim(NamedTuple):
       is to be none.
     margin: Subtracted from the sum before its sign is taken.
     measure: The error rates that are summed: `runs.WER` or another.
+    baseline: Error rates of the same runs that are subtracted from these; None:
+      none are.
   """
 
   text: str
@@ -160,6 +180,7 @@ class Claim(NamedTuple):
   expected: int
   margin: float = 0.0
   measure: str = runs_lib.WER
+  baseline: Optional[str] = None
 
 
 def claim(

@@ -138,7 +138,7 @@ class Folders(NamedTuple):
     """Trains a run, or trains it on."""
     recipe = run.recipe
     paths = {
-        _DATA[recipe.program]: self.shards(recipe.speakers, recipe.model),
+        _DATA[recipe.program]: self.shards(recipe.part, recipe.model),
         'DEV_DIR': self.shards('dev', recipe.model),
     }
     if run.parent is not None:
@@ -196,11 +196,9 @@ def untrained(
   """
   jobs = {}
   for run in runs:
-    # First the runs that it starts from.
-    lineage = [run]
-    while lineage[0].parent is not None:
-      lineage.insert(0, lineage[0].parent)
-    missing_runs = [each for each in lineage if not folders.is_trained(each)]
+    missing_runs = [
+        each for each in run.lineage if not folders.is_trained(each)
+    ]
     if missing_runs and not any(each.name in failed for each in missing_runs):
       jobs[missing_runs[0].name] = folders.training(missing_runs[0])
   return list(jobs.values())
@@ -231,15 +229,14 @@ def missing(
 
 def _inputs(group: design.Group, *, folders: Folders) -> Iterator[Job]:
   """Makes features of public models, and the language model, if missing."""
-  models = {row.recipe.model.pretrained: row.recipe.model for row in group.rows}
-  for name, model in models.items():
-    for part in ('public', 'private', 'dev', *folders.tests()):
-      features = folders.shards(part, model)
-      if name is not None and not os.path.isdir(features):
-        yield Job(f'features_{part}', (
-            '-m', 'data_tools.embed', f'--pretrained={name}',
-            f'--audio_dir={folders.shards(part)}', f'--features_dir={features}',
-        ))
+  features = {}
+  for row in group.rows:
+    for recipe in row.recipe.lineage:
+      if recipe.model.pretrained is not None:
+        features |= _features(recipe, folders=folders)
+  yield from (
+      job for path, job in features.items() if not os.path.isdir(path)
+  )
   language_model = folders.suite.language_model
   if language_model is not None:
     path = os.path.join(folders.data_dir, language_model)
@@ -248,6 +245,24 @@ def _inputs(group: design.Group, *, folders: Folders) -> Iterator[Job]:
           '-m', 'data_tools.ngram', f'--input={folders.shards("public")}',
           '--order=3', f'--output={path}',
       ))
+
+
+def _features(recipe: design.Recipe, *, folders: Folders) -> dict[str, Job]:
+  """What makes the features that a recipe needs, by their folders."""
+  model = recipe.model
+  parts = {recipe.part: (recipe.speakers, recipe.speeds)}
+  parts |= {part: (part, ()) for part in ('dev', *folders.tests())}
+  jobs = {}
+  for part, (source, speeds) in parts.items():
+    path = folders.shards(part, model)
+    command = (
+        '-m', 'data_tools.embed', f'--pretrained={model.pretrained}',
+        f'--audio_dir={folders.shards(source)}', f'--features_dir={path}',
+    )
+    if speeds:
+      command = (*command, f'--speeds={",".join(map(str, speeds))}')
+    jobs[path] = Job(f'features_{part}', command)
+  return jobs
 
 
 def run_all(

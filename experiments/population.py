@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any, Optional
 
 from experiments import design
+from experiments import heads
 
 # Noise multipliers; with gin/experiments/quickstart_federated_dp.gin's cohorts
 # and rounds the largest epsilon is under its TARGET_EPSILON.
@@ -131,35 +132,15 @@ _PRIVACY = design.Group(
     remark=_ONE_RUN,
 )
 
-_STORED = design.Model(
-    evaluation='quickstart_whisper_evaluate',
-    shards='whisper/{}',
-    pretrained='whisper-tiny.en',
-)
-_HEAD = design.Recipe(
-    name='head',
-    program=design.CENTRAL,
-    experiment='quickstart_whisper_seed',
-    model=_STORED,
-    speakers='public',
-)
-_HEAD_TWIN = design.Recipe(
-    name='head_federated',
-    program=design.FEDERATED,
-    experiment='quickstart_whisper_federated',
-    model=_STORED,
-    parent=_HEAD,
-)
+_HEADS = heads.recipes('quickstart', shards='whisper/{}')
 # Noise multipliers of gin/experiments/quickstart_whisper_dp.gin by epsilon.
 _HEAD_NOISES = {0.5: 3.03, 1: 1.86, 2: 1.24, 4: 0.884, 8: 0.644}
 
 
 def _private_head(noise: float) -> design.Recipe:
   """Federated training of the head with differential privacy."""
-  return _HEAD_TWIN.but(
-      f'head_dp_{noise:g}',
-      {'NOISE_MULTIPLIER': noise},
-      experiment='quickstart_whisper_dp',
+  return _HEADS.private.but(
+      f'head_dp_{noise:g}', {'NOISE_MULTIPLIER': noise}
   )
 
 
@@ -215,17 +196,17 @@ _START = design.Group(
         ),
         *_by_epsilon(
             _ENCODER,
-            seed=_HEAD,
-            control=_HEAD.but(
+            seed=_HEADS.seed,
+            control=_HEADS.seed.but(
                 'head_control',
                 experiment='quickstart_whisper_control',
-                parent=_HEAD,
+                parent=_HEADS.seed,
             ),
             private={
                 f'z = {noise:g}': _private_head(noise)
                 for noise in _HEAD_NOISES.values()
             },
-            twin=_HEAD_TWIN,
+            twin=_HEADS.federated,
         ),
     ),
     x_label='epsilon',

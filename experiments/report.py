@@ -105,25 +105,39 @@ def _measure_all(
 
 
 def _seed_variance(
-    rows: Rows, measure: str = runs_lib.WER, *, kind: str
+    rows: Rows,
+    measure: str = runs_lib.WER,
+    baseline: Optional[str] = None,
+    *,
+    kind: str,
 ) -> float:
   """Variance of a run's error rate over random seeds, of rows of a kind.
 
   Of one group: a run that learns little varies as others do not.
   """
-  return confidence.pooled_variance(_samples(rows, measure, kind=kind))
+  return confidence.pooled_variance(
+      _samples(rows, measure, baseline, kind=kind)
+  )
 
 
 def _samples(
-    rows: Rows, measure: str = runs_lib.WER, *, kind: str
+    rows: Rows,
+    measure: str = runs_lib.WER,
+    baseline: Optional[str] = None,
+    *,
+    kind: str,
 ) -> list[list[float]]:
   """Error rates of the rows of a kind with several random seeds."""
-  runs = (
-      each.runs._replace(measure=measure)
-      for each in rows.values()
-      if each.row.kind == kind
-  )
-  return [row.rates for row in runs if len(row.rates) > 1]
+  samples = []
+  for each in rows.values():
+    rates = each.runs._replace(measure=measure).rates
+    if each.row.kind != kind or len(rates) < 2:
+      continue
+    if baseline is not None:
+      subtracted = each.runs._replace(measure=baseline).rates
+      rates = [first - second for first, second in zip(rates, subtracted)]
+    samples.append(rates)
+  return samples
 
 
 def _read(
@@ -140,9 +154,15 @@ def _read(
 
 
 def _contrast(
-    weights: Mapping[str, float], rows: Rows, measure: str = runs_lib.WER
+    weights: Mapping[str, float],
+    rows: Rows,
+    measure: str = runs_lib.WER,
+    baseline: Optional[str] = None,
 ) -> Optional[confidence.Interval]:
-  """A sum of rows' error rates; None if one is not measured."""
+  """A sum of rows' error rates, perhaps minus others of the same runs.
+
+  None if one is not measured.
+  """
   if not weights.keys() <= rows.keys():
     return None
   terms = []
@@ -155,9 +175,12 @@ def _contrast(
     variance = (
         0.0
         if None in each.row.seeds
-        else _seed_variance(rows, measure, kind=each.row.kind)
+        else _seed_variance(rows, measure, baseline, kind=each.row.kind)
     )
     terms.append((runs, weight, variance / len(runs.runs)))
+    if baseline is not None:
+      # Of the same runs: the variance is that of the difference.
+      terms.append((runs._replace(measure=baseline), -weight, 0.0))
   return tables.linear_contrast(terms)
 
 
@@ -189,7 +212,7 @@ def verdict(
 
 def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
   """A claim in words, by whether its interval holds zero; and the interval."""
-  found = _contrast(claim.weights, rows, claim.measure)
+  found = _contrast(claim.weights, rows, claim.measure, claim.baseline)
   return verdict(found, claim), '' if found is None else tables.interval(found)
 
 
@@ -269,6 +292,7 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
   """The table of the rows that are measured."""
   titles = {
       'minus seed': 'minus seed (95 %)',
+      'LM minus greedy': 'WER with LM minus WER (95 %)',
       'rate': 'learning rate',
       'tried': 'dev WER % by rate',
       'range': 'lowest to highest WER %',
@@ -311,6 +335,14 @@ def _minus(each: Measured, against: str, rows: Rows) -> str:
   return tables.interval(_contrast({each.row.label: 1, against: -1}, rows))
 
 
+def _minus_greedy(each: Measured, unused_group, rows: Rows) -> str:
+  """What the language model changes; empty without one."""
+  found = _contrast(
+      {each.row.label: 1}, rows, runs_lib.WER_WITH_LM, runs_lib.WER
+  )
+  return '' if found is None else tables.interval(found)
+
+
 def _rate(each: Measured, *unused) -> str:
   """The rate that was taken, and whether the others tried end there."""
   if each.best_rate is None:
@@ -344,6 +376,7 @@ def _range(rates: Iterable[float]) -> str:
 
 COLUMNS: Mapping[str, Callable[..., str]] = {
     'minus seed': lambda each, unused_group, rows: _minus(each, _SEED, rows),
+    'LM minus greedy': _minus_greedy,
     'rate': _rate,
     'tried': lambda each, *unused: ', '.join(
         f'{rate:g}: {tables.percent(found)}'

@@ -1,6 +1,7 @@
 """Tests of data_tools.embed, and of training on what it writes."""
 
 import dataclasses
+import fractions
 import os
 import pathlib
 from unittest import mock
@@ -99,6 +100,38 @@ class EmbedTest(_TestCase):
         np.testing.assert_array_equal(found, expected[0])
         self.assertEqual(spoken, stored)
 
+  def test_utterances_are_stored_at_several_speeds(self):
+    # 10 samples for 9, of rows of other lengths and speakers.
+    corpus = embed.embed(
+        self.audio, self.path('x'), front_end=self.front_end,
+        speeds=[1.0, 0.9],
+    )
+    self.assertEqual(corpus.num_utterances, 12)
+    self.assertEqual(corpus.origin['speeds'], [1.0, 0.9])
+    client_data.verify(self.path('x'))
+    one, other = map(client_data.load, (self.audio, self.path('x')))
+    self.assertEqual(one.client_ids, other.client_ids)
+    for client_id in one.client_ids:
+      stored = iter(other.create_tf_dataset_for_client(client_id))
+      seconds = 0.0
+      for spoken in one.create_tf_dataset_for_client(client_id):
+        name = spoken['utterance_id'].numpy().decode()
+        for speed, prefix in ((1, ''), (fractions.Fraction(9, 10), 'sp0.9-')):
+          found = next(stored)
+          waveform = waveform_augment.at_speed(
+              spoken[schema.WAVEFORM], fractions.Fraction(speed)
+          )
+          expected, _ = self.front_end.features(
+              waveform[tf.newaxis], tf.shape(waveform)
+          )
+          np.testing.assert_array_equal(found[schema.FEATURES], expected[0])
+          self.assertEqual(found['utterance_id'], (prefix + name).encode())
+          self.assertEqual(found['transcript'], spoken['transcript'])
+          seconds += len(waveform) / 16000
+        self.assertLen(waveform, -(-10 * len(spoken[schema.WAVEFORM]) // 9))
+      self.assertAlmostEqual(other.duration_sec(client_id), seconds)
+      self.assertIsNone(next(stored, None))
+
   def test_features_are_for_their_owner_alone(self):
     for path in [self.features, *pathlib.Path(self.features).iterdir()]:
       self.assertEqual(os.stat(path).st_mode & 0o077, 0, path)
@@ -111,6 +144,12 @@ class EmbedTest(_TestCase):
       run(self.audio, 'features')
     with self.assertRaisesRegex(ValueError, r'holds features \(test\)'):
       run(self.features, 'twice')
+    for speeds, message in (([], 'at least one'), ([1.0, 1.0], 'differ')):
+      with self.assertRaisesRegex(ValueError, f'^speeds must .*{message}'):
+        embed.embed(
+            self.audio, self.path('other'), front_end=self.front_end,
+            speeds=speeds,
+        )
     with self.assertRaisesRegex(ValueError, 'nowhere'):
       run(self.path('nowhere'), 'other')
     self.front_end = dataclasses.replace(self.front_end, max_duration_sec=0.1)

@@ -124,7 +124,8 @@ class MissingTest(tiny.TestCase):
             tiny.SEED_ROW, recipe=tiny.SEED.but('head', model=model)
         )
     )
-    parts = ('public', 'private', 'dev', 'test')
+    # Those that it is trained and decoded on.
+    parts = ('public', 'dev', 'test')
     self.assertEqual(
         self.names(group),
         [*(f'features_{part}' for part in parts), 'language_model'],
@@ -137,6 +138,25 @@ class MissingTest(tiny.TestCase):
     for part in parts:
       os.makedirs(self.folders.shards(part, model))
     self.assertEqual(self.names(group), ['language_model'])
+    federated = tiny.row(
+        recipe=tiny.FEDERATED.but('x', model=model, parent=group.rows[0].recipe)
+    )
+    self.assertEqual(
+        self.names(tiny.group(federated)),
+        ['features_private', 'language_model'],
+    )
+    speeds = tiny.row(
+        recipe=tiny.SEED.but('x', model=model, speeds=(0.9, 1.0))
+    )
+    job, _ = jobs.missing(tiny.group(speeds), folders=self.folders)
+    self.assertContainsSubset(
+        [
+            f'--audio_dir={self.folders.shards("public")}',
+            f'--features_dir={self.path("data/whisper/public_speeds")}',
+            '--speeds=0.9,1.0',
+        ],
+        job.command,
+    )
     pathlib.Path(self.folders.data_dir, 'words.arpa').touch()
     self.assertEqual(self.names(group), ['head'])
 

@@ -181,6 +181,7 @@ class ReportTest(tiny.TestCase):
         dict(zip(report.COLUMNS, cells['federated'][4:])),
         {
             'minus seed': '-20.0 (-20.0 to -20.0)',
+            'LM minus greedy': '',
             'rate': '',
             'tried': '',
             'range': '',
@@ -240,6 +241,32 @@ class ReportTest(tiny.TestCase):
         re.findall(r'^\| x .*\| (.+?) +\| not run +\|$', text, re.MULTILINE),
         ['holds', 'the opposite', 'holds', 'not run'],
     )
+
+  def test_a_claim_may_be_of_what_a_language_model_gives(self):
+    with_lm = lambda *errors: {
+        'errors_with_lm': {s: (n, 10) for s, n in zip('ab', errors)}
+    }
+    # Two of ten words less with it for each speaker and random seed, which
+    # change either rate by forty points.
+    self.finish('federated_1', 4, 6, **with_lm(2, 4))
+    self.finish('federated_2', 8, 10, **with_lm(6, 8))
+    self.finish('other_1', 4, 6)
+    claim = lambda row: design.Claim(
+        f'The LM helps {row}.', {row: 1}, -1, 0.0, runs.WER_WITH_LM, runs.WER
+    )
+    other = tiny.row('other', tiny.FEDERATED.but('other'), seeds=(1,))
+    text = self.report(tiny.group(
+        tiny.row(),
+        other,
+        columns=('LM minus greedy',),
+        claims=(claim('federated'), claim('other')),
+    ))
+    shown = '-20.0 (-20.0 to -20.0)'
+    cells = self.cells(text)
+    self.assertEqual(cells['federated'][-1], shown)
+    self.assertEqual(cells['other'][-1], '')
+    self.assertIn(f'- The LM helps federated. {shown}: **holds**.', text)
+    self.assertRegex(text, r'\| The LM helps other. +\| not run')
 
   def test_a_further_test_part_has_tables_and_verdicts_of_its_own(self):
     claims = (design.claim('It helps.', 'federated', -1, 'seed'),)

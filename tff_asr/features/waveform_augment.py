@@ -66,11 +66,7 @@ def build(
   Raises:
     ValueError: An argument is out of its range.
   """
-  if not speeds:
-    raise ValueError('speeds must have at least one speed, found none.')
-  checks.in_range(_MIN_SPEED, _MAX_SPEED, **{
-      f'speeds[{i}]': speed for i, speed in enumerate(speeds)
-  })
+  fractions_of = speed_fractions(speeds)
   checks.in_range(0, 1, reverb_prob=reverb_prob, noise_prob=noise_prob)
   ranges = dict(
       rt60_sec=rt60_sec, direct_to_reverb_db=direct_to_reverb_db, snr_db=snr_db
@@ -84,10 +80,6 @@ def build(
           f'{high:g}.'
       )
   checks.positive(rt60_sec=rt60_sec[0])
-  fractions_of = [
-      fractions.Fraction(speed).limit_denominator(_MAX_DENOMINATOR)
-      for speed in speeds
-  ]
 
   def augment_one(
       row: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
@@ -112,10 +104,9 @@ def build(
         lambda seed: _add_noise(reverberated, seed, snr_db=snr_db),
         samples, noise_seed, prob=noise_prob,
     )
-    samples = tf.clip_by_value(tf.round(samples), _INT16_MIN, _INT16_MAX)
+    samples = _to_int16(samples)
     length = tf.size(samples)
-    padded = tf.pad(tf.cast(samples, tf.int16), [[0, size - length]])
-    return padded, length
+    return tf.pad(samples, [[0, size - length]]), length
 
   @tf.autograph.experimental.do_not_convert
   def augment(
@@ -134,6 +125,36 @@ def build(
     )
 
   return augment
+
+
+def speed_fractions(speeds: Sequence[float]) -> list[fractions.Fraction]:
+  """Rounds speeds to fractions with a denominator of at most 20.
+
+  Raises:
+    ValueError: There is none, or one is not in [0.5, 2].
+  """
+  if not speeds:
+    raise ValueError('speeds must have at least one speed, found none.')
+  checks.in_range(_MIN_SPEED, _MAX_SPEED, **{
+      f'speeds[{i}]': speed for i, speed in enumerate(speeds)
+  })
+  return [
+      fractions.Fraction(speed).limit_denominator(_MAX_DENOMINATOR)
+      for speed in speeds
+  ]
+
+
+def at_speed(waveform: tf.Tensor, speed: fractions.Fraction) -> tf.Tensor:
+  """Plays a waveform int16 [N] at a speed: int16 [N']."""
+  return _to_int16(
+      resampling.resample(tf.cast(waveform, tf.float32), speed=speed)
+  )
+
+
+def _to_int16(samples: tf.Tensor) -> tf.Tensor:
+  """Rounds float32 [N], and clips what int16 cannot hold."""
+  samples = tf.clip_by_value(tf.round(samples), _INT16_MIN, _INT16_MAX)
+  return tf.cast(samples, tf.int16)
 
 
 def _at_random_speed(
