@@ -1,5 +1,6 @@
 """Tests of tools/parity that need no JAX: its converter, its table, a run."""
 
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -10,6 +11,7 @@ from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
+from tools.parity import clients
 from tools.parity import comparison
 from tools.parity import flax_weights
 
@@ -104,6 +106,48 @@ class FlaxWeightsTest(cases.TestCase):
       flax_weights.write_run(
           tree, output_dir=self.path('other'), additional_chars='-*'
       )
+
+
+class ClientsTest(cases.TestCase):
+
+  @parameterized.parameters(1, 2)
+  def test_batches_are_those_of_the_order_by_a_twin(self, repeats):
+    lengths = np.random.default_rng(1).permutation(
+        np.arange(2000, 2000 + 80 * 150, 150)
+    )
+    listed = [
+        clients.Utterance(f'u{number:02}', 'no', np.zeros([length], np.int16))
+        for number, length in enumerate(lengths)
+    ]
+    path = clients.write_list(self.path('.'), 'speaker', listed)
+    order = clients.order(path, repeats=repeats)
+    self.assertEqual(
+        sorted(order), sorted(repeats * [each.utterance_id for each in listed])
+    )
+    samples = {
+        each.utterance_id: len(each.waveform) for each in listed
+    }
+    expected, most = [], 30 * 16_000
+    for start in range(0, len(order), 64):
+      batch = []
+      for each in sorted(order[start : start + 64], key=samples.get):
+        if (len(batch) + 1) * samples[each] > most:
+          expected.append(sorted(batch))
+          batch = []
+        batch.append(each)
+      expected.append(sorted(batch))
+    with mock.patch.object(clients, 'MAX_BATCH_SEC', 30):
+      found = clients.batches(path, repeats=repeats)
+    self.assertEqual(found, sorted(expected))
+    self.assertGreater(len(found), 1 + repeats)
+
+  def test_one_utterance_of_each_length_is_left(self):
+    listed = [
+        clients.Utterance(name, '', np.zeros([length], np.int16))
+        for name, length in (('a', 3), ('b', 4), ('c', 3))
+    ]
+    left = clients.of_distinct_lengths(listed)
+    self.assertEqual([len(each.waveform) for each in left], [3, 4])
 
 
 class ComparisonTest(parameterized.TestCase):

@@ -91,11 +91,26 @@ ROWS = (
         1e-5),
     Row('initial', 'initial values: deviation and limit', 'largest', 0.03),
     Row('batches', 'batches of four clients', 'other', 0),
-    Row('passes', 'copies of an utterance in a pass', 'relative', 0,
-        'mlx-data repeats once more than it is asked to: theirs has 2, ours 1;'
-        ' exact as below'),
-    Row('released_batches', 'batches of clients half as long, of 2 copies',
+    Row('batches_in_order',
+        'batches of clients of more than 64, of 1 and 2 copies, in one order',
         'other', 0),
+    Row('released_batches', 'batches of clients of 32, of 2 copies, in any'
+        ' order', 'other', 0),
+    Row('passes', 'copies of an utterance in 10 passes of a client', 'relative',
+        0,
+        'mlx-data repeats once more than it is asked to, both in a pass and'
+        ' over passes; exact as below'),
+    Row('published_passes', 'the same, as `as_published.gin` has it',
+        'relative', 0),
+    Row('equal_means', 'mean of a cohort with 10 passes, of 2 processes',
+        'relative', 0,
+        'theirs is the mean of the means of processes, which have 2 and 4'
+        ' clients; exact as below'),
+    Row('means', 'the same, with `NUM_PROCESSES = 2`', 'relative', 1e-6),
+    Row('means_of_steps', 'mean of a cohort with 10 steps, of 2 processes',
+        'relative', 1e-6),
+    Row('noise', 'deviation of noise on the mean, of sigma 1e-5 and C 0.01',
+        'relative', 5e-3),
     Row('text/en', 'sentences of Common Voice en', 'other', 0),
     Row('text/fr', 'sentences of Common Voice fr', 'other', 0,
         'ours composes letters first and transliterates by anyascii; exact as'

@@ -1,11 +1,13 @@
 """The authors' side of the parity table: their own code on given inputs.
 
     PYTHON tools/parity/jax_side.py AUTHORS FOLDER
+    PYTHON tools/parity/jax_side.py process AUTHORS FOLDER RANK PORT
     PYTHON tools/parity/jax_side.py checkpoint MODEL.bin MODEL.npz
 
 PYTHON has the packages of requirements-parity.txt, without TensorFlow;
 AUTHORS is a checkout of ml-pfl4asr. The first form reads FOLDER/inputs.{npz,
-json}, written by `tf_side`, and writes FOLDER/theirs.{npz,json}. The second
+json}, written by `tf_side`, and writes FOLDER/theirs.{npz,json}; for their
+server it starts the second form, once for each of two processes. The third
 writes a checkpoint's parameters by name.
 
 Theirs is called as released, with three repairs, without which it does not run:
@@ -16,6 +18,8 @@ newer releases call otherwise, and AdaGrad's rule is called itself (as released,
 
 import json
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 import types
@@ -64,20 +68,25 @@ def under(prefix, arrays):
 
 def run(authors, folder):
   """Writes their results on the inputs of a folder."""
-  sys.path.insert(0, os.path.join(authors, 'pfl4asr'))
-  _repair()
-  arrays = dict(np.load(os.path.join(folder, 'inputs.npz')))
-  with open(os.path.join(folder, 'inputs.json'), encoding='utf-8') as f:
-    texts = json.load(f)
+  arrays, texts = _open(authors, folder)
   found, said = {}, {}
   for measure in (
       _model, _clips, _server, _schedules, _batches, _text, _scores
   ):
     print(f'theirs: {measure.__name__[1:]}', flush=True)
     measure(authors, arrays, texts, found, said)
+  found |= _processes(authors, folder, texts['num_processes'])
   np.savez(os.path.join(folder, 'theirs.npz'), **found)
   with open(os.path.join(folder, 'theirs.json'), 'w', encoding='utf-8') as f:
     json.dump(said, f)
+
+
+def _open(authors, folder):
+  """Makes their package importable and returns the inputs."""
+  sys.path.insert(0, os.path.join(authors, 'pfl4asr'))
+  _repair()
+  with open(os.path.join(folder, 'inputs.json'), encoding='utf-8') as f:
+    return dict(np.load(os.path.join(folder, 'inputs.npz'))), json.load(f)
 
 
 def _repair():
@@ -305,41 +314,151 @@ def _batches(authors, arrays, texts, found, said):
 
   trie = data.construct_eng_char_trie_for_ctc('-')
 
-  def batches(path):
+  def batches(path, **settings):
     dataset = data.create_dataset(
         path, trie, texts['max_batch_sec'], n_threads=2, target_pad=True,
         # Without a .tar it looks for audio under the wrong name.
         tar=path.replace('.csv', '.tar'),
-        batching_buffer_size=64, shuffle_buffer_size=20000,
+        batching_buffer_size=64, shuffle_buffer_size=20000, **settings,
     )
     ids = ([bytes(bytearray(row)).decode() for row in batch['id']]
            for batch in dataset)
     return sorted(sorted(each.rstrip('\0') for each in row) for row in ids)
 
+  reader = data.dx
+  # Its `repeat(1)` makes two copies: batches of one are compared.
+  data.dx = _Without(reader, ['repeat'])
   for client, path in texts['clients'].items():
-    as_released = batches(path)
-    # Its `repeat(1)` makes two copies: batches of one are compared.
-    reader, data.dx = data.dx, _OnePass(data.dx)
-    once = said[f'batches/{client}'] = batches(path)
-    data.dx = reader
-    found['passes'] = np.array(
-        sum(map(len, as_released)) / sum(map(len, once))
-    )
+    said[f'batches/{client}'] = batches(path)
+  # Lists of larger clients have copies and order already.
+  data.dx = _Without(reader, ['repeat', 'shuffle'])
+  for client, path in texts['clients_in_order'].items():
+    said[f'batches_in_order/{client}'] = batches(path)
+  data.dx = reader
   for client, path in texts['short_clients'].items():
     said[f'released_batches/{client}'] = batches(path)
+  path, size = max(texts['cohort'].values(), key=lambda client: client[1])
+  found['passes'] = found['published_passes'] = np.array(
+      sum(map(len, batches(path, loop_batches=texts['passes']))) / size
+  )
 
 
-class _OnePass:
-  """Wraps mlx.data or its streams; the first `repeat` does nothing."""
+class _Without:
+  """Wraps mlx.data or its streams; some methods do nothing, once each."""
 
-  def __init__(self, wrapped):
+  def __init__(self, wrapped, methods):
     self._wrapped = wrapped
+    self._methods = methods
 
-  def stream_csv_reader(self, *arguments, **options):
-    return _OnePass(self._wrapped.stream_csv_reader(*arguments, **options))
+  def __getattr__(self, name):
+    found = getattr(self._wrapped, name)
+    if not self._methods or not callable(found):
+      return found
 
-  def repeat(self, unused_count):
-    return self._wrapped
+    def call(*arguments, **options):
+      if name in self._methods:
+        left = [each for each in self._methods if each != name]
+        return _Without(self._wrapped, left)
+      return _Without(found(*arguments, **options), self._methods)
+
+    return call
+
+  def __iter__(self):
+    return iter(self._wrapped)
+
+
+def _processes(authors, folder, num_processes):
+  """Starts processes of their server and returns what the first one found."""
+  print('theirs: processes', flush=True)
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    port = probe.getsockname()[1]
+  started = [
+      subprocess.Popen([
+          sys.executable, __file__, 'process', authors, folder, str(rank),
+          str(port),
+      ])
+      for rank in range(num_processes)
+  ]
+  if any([process.wait() for process in started]):
+    raise RuntimeError('a process of their server failed.')
+  return dict(np.load(os.path.join(folder, 'process.npz')))
+
+
+def run_process(authors, folder, rank, port):
+  """One process of their server: rounds of a cohort with given deltas."""
+  arrays, texts = _open(authors, folder)
+  from pfl4asr.pfl import data as cohort_data
+  from pfl4asr.pfl import server
+  from pfl4asr.utils import data
+  from pfl4asr.utils import distributed
+  from pfl4asr.utils import optimizer
+
+  count, rank = distributed.init_distributed(
+      distributed_port=port, world_size=texts['num_processes'], rank=int(rank)
+  )
+  # Theirs goes on alone where processes do not find each other.
+  assert count == texts['num_processes'] == jax.device_count()
+  paths = {client: path for client, (path, _) in texts['cohort'].items()}
+  sizes = {client: size for client, (_, size) in texts['cohort'].items()}
+  # The audio of the largest client holds that of all others.
+  archive = paths[max(sizes, key=sizes.get)].replace('.csv', '.tar')
+  # Updates of SGD of rate 1 are the mean.
+  rule = optimizer.get_optimizer(
+      optimizer.ConfigServerOptimization(optim='sgd', lr=1.0)
+  )
+
+  def members(**passes_or_steps):
+    """This process's clients, by the first batch of each."""
+    for dataset in cohort_data.create_dataset_fl(
+        paths, sizes, data.construct_eng_char_trie_for_ctc('-'),
+        texts['max_batch_sec'], n_threads=1, tar=archive, rank=rank,
+        world_size=count, cohort_size=len(paths), **passes_or_steps,
+    ):
+      _, (client,) = cohort_data.check_clients_in_batch(
+          [next(iter(dataset))], None, 'client_id'
+      )
+      yield client
+
+  def step(deltas, like, sigma=None):
+    """How far their server moves."""
+    start = jax.tree_util.tree_map(jnp.zeros_like, like)
+    rounds = server.Server(
+        start, {}, rule, dp_sigma=sigma, num_local_devices=1
+    )
+    rounds.reset_deltas()
+    for delta in deltas:
+      rounds.add_deltas(flax.jax_utils.replicate(delta))
+    rounds.step(jax.random.PRNGKey(0))
+    moved = flax.jax_utils.unreplicate(rounds.current_params())
+    return {name: -value for name, value in flatten(moved).items()}
+
+  found = {}
+  delta_of = lambda client: nest(under(f'cohort/{client}', arrays))
+  like = delta_of(next(iter(paths)))
+  for names, settings in (
+      (('means', 'equal_means'), dict(local_epochs=texts['passes'])),
+      (('means_of_steps',), dict(local_steps=10)),
+  ):
+    moved = step(map(delta_of, members(**settings)), like)
+    found |= {
+        f'{name}/{leaf}': value
+        for name in names for leaf, value in moved.items()
+    }
+  nothing = {'noise': jnp.zeros(texts['noise_shape'])}
+  noise = step([nothing], nothing, sigma=_released_sigma(authors))['noise']
+  found['noise'] = np.std(noise, dtype=np.float64)
+  if not rank:
+    np.savez(os.path.join(folder, 'process.npz'), **found)
+
+
+def _released_sigma(authors):
+  """The noise of their private configuration."""
+  import yaml
+
+  path = os.path.join(authors, 'experiments/configs/pfl_ls_100_to_cv.yaml')
+  with open(path, encoding='utf-8') as f:
+    return float(yaml.safe_load(f)['dp_config']['dp_sigma'])
 
 
 def _text(authors, arrays, texts, found, said):
@@ -400,5 +519,7 @@ if __name__ == '__main__':
           sys.argv[3],
           **flatten(flax.serialization.msgpack_restore(checkpoint.read())),
       )
+  elif sys.argv[1] == 'process':
+    run_process(*sys.argv[2:])
   else:
     run(*sys.argv[1:])

@@ -4,26 +4,20 @@ import csv
 import functools
 import json
 import os
-import tarfile
 from typing import Any
 
 import numpy as np
-import soundfile
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from data_tools import librispeech
 from data_tools import text as text_lib
-from data_tools import utterances as utterances_lib
 from tff_asr import config
-from tff_asr.data import audio
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import schema
+from tff_asr.data import process_means
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
-from tff_asr.models import subsampling
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import adagrad
@@ -32,8 +26,10 @@ from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 from tff_asr.optimizers import schedules
 from tff_asr.privacy import clipping
+from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.text import tokenizer as tokenizer_lib
+from tools.parity import clients
 from tools.parity import comparison
 from tools.parity import flax_weights
 
@@ -41,8 +37,13 @@ _NUM_UTTERANCES = 8
 _SECONDS = 10  # Of the batch: frames mod 3 are 2.
 _CLIP = 0.01
 _CLIENT_RATE = 0.2
-_MAX_BATCH_SEC = 120
-_BUFFER = 64
+# A cohort of their server: utterances of its clients, which its two processes
+# share as {12, 2} and {5, 4, 3, 1}.
+_COHORT = (3, 12, 1, 4, 2, 5)
+_PROCESSES = 2
+_PASSES = 10
+# A deviation of this many elements is known to .05 %.
+_NOISE_SHAPE = (2048, 1024)
 SCALES = (1e-2, 1e-7, 1e-12)
 # Rates of the paper's Tables 4 and 9.
 SERVER = {
@@ -115,7 +116,11 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
     speech: Holds LibriSpeech/dev-clean and common_voice/{en,fr,de}.
     model: Arguments of `transformer.build`.
   """
-  by_client = _listen(speech)
+  everything = clients.listen(speech)
+  by_client = {
+      client: listed[: clients.CHUNK_SIZE]
+      for client, listed in everything.items()
+  }
   short = [
       each for listed in by_client.values() for each in listed
       if len(each[2]) <= _SECONDS * log_mel.SAMPLE_RATE_HZ
@@ -159,13 +164,19 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
     arrays[f'server/gradients/{name}'] = random.normal(
         size=(5, *shape)
     ).astype(np.float32)
+  cohort = {f'cohort_{size}': size for size in _COHORT}
+  for client in cohort:
+    for name, shape in shapes.items():
+      arrays[f'cohort/{client}/{name}'] = random.normal(
+          size=shape
+      ).astype(np.float32)
   np.savez(os.path.join(folder, 'inputs.npz'), **arrays)
   words = [transcript for listed in by_client.values()
            for _, transcript, _ in listed]
   texts = dict(
       model=model,
       client_rate=_CLIENT_RATE,
-      max_batch_sec=_MAX_BATCH_SEC,
+      max_batch_sec=clients.MAX_BATCH_SEC,
       server=SERVER,
       scales=SCALES,
       schedules=list(_SCHEDULES),
@@ -175,22 +186,19 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
           central=_near([1, *range(25_000, 600_001, 5_000)]),
           federated=_near([1, *range(250, 2_001, 250)]),
       ),
-      clients={
-          client: _write_list(folder, client, listed)
-          for client, listed in by_client.items()
+      **_write_clients(folder, everything),
+      cohort={
+          client: [
+              clients.write_list(
+                  folder, client, next(iter(everything.values()))[:size]
+              ),
+              size,
+          ]
+          for client, size in cohort.items()
       },
-      # Two copies of each fill the buffer. Which one of two of a length comes
-      # first is chance, on both sides, so no two have one.
-      short_clients={
-          client: _write_list(
-              folder,
-              f'{client}_short',
-              list({len(each[2]): each for each in listed}.values())[
-                  : _BUFFER // 2
-              ],
-          )
-          for client, listed in by_client.items()
-      },
+      num_processes=_PROCESSES,
+      passes=_PASSES,
+      noise_shape=_NOISE_SHAPE,
       sentences={
           **{name: _sentences(speech, name) for name in ('en', 'fr', 'de')},
           'edges': list(_EDGES),
@@ -221,15 +229,8 @@ def run(folder: str) -> None:
     found[f'schedule/{kind}/{name}'] = np.array(
         [float(schedule(step)) for step in texts['steps'][kind]]
     )
-  for client, path in texts['clients'].items():
-    batches = _batches(path, texts['max_batch_sec'])
-    said[f'batches/{client}'] = batches
-    trained = sum(batches, [])
-    found['passes'] = np.array(len(trained) / len(set(trained)))
-  for client, path in texts['short_clients'].items():
-    said[f'released_batches/{client}'] = _batches(
-        path, texts['max_batch_sec'], copies=2
-    )
+  _measure_batches(texts, found, said)
+  _measure_processes(arrays, texts, found)
   with open(os.path.join(folder, 'theirs.json'), encoding='utf-8') as f:
     unidecode = json.load(f)['unidecode']
   for name, sentences in texts['sentences'].items():
@@ -451,86 +452,95 @@ def _measure_server(
         found[f'server/{name}/{scale}/{key}'] = value.numpy() - start[key]
 
 
-def _batches(
-    path: str, max_batch_sec: float, *, copies: int = 1
-) -> list[list[str]]:
-  """A client's batches in one epoch of training, as sorted ids."""
-  with open(path, encoding='utf-8', newline='') as f:
-    rows = list(csv.DictReader(f, delimiter=' '))
-  folder = os.path.dirname(path)
-  waveforms = [audio.read(os.path.join(folder, row['file'])) for row in rows]
-  examples = tf.data.Dataset.from_generator(
-      lambda: (
-          {
-              schema.WAVEFORM: waveform,
-              schema.TRANSCRIPT: row['transcription'],
-              schema.UTTERANCE_ID: row['id'],
-              schema.CLIENT_ID: 'client',
-          }
-          for row, waveform in zip(rows, waveforms)
-      ),
-      output_signature={
-          schema.WAVEFORM: tf.TensorSpec([None], tf.int16),
-          schema.TRANSCRIPT: tf.TensorSpec([], tf.string),
-          schema.UTTERANCE_ID: tf.TensorSpec([], tf.string),
-          schema.CLIENT_ID: tf.TensorSpec([], tf.string),
-      },
-  )
-  pipeline = pipeline_lib.Pipeline(
-      tokenizer=_tokenizer(),
-      output_lengths=subsampling.output_lengths_3x,
-      max_batch_sec=max_batch_sec,
-      max_padding=1.0,
-      chunk_size=_BUFFER,
-      repeats=copies,
-  )
-  epoch = pipeline.training_batches(
-      examples, seed=tf.constant([1, 2]), num_epochs=1
-  )
-  return sorted(
-      sorted(each.decode() for each in batch['utterance_id'].numpy())
-      for batch in epoch
+def _write_clients(
+    folder: str, by_client: dict[str, list[clients.Utterance]]
+) -> dict[str, dict[str, str]]:
+  """Paths of lists of clients of several kinds, by kind and client."""
+  of_a_chunk, halves, large, in_order = {}, {}, {}, {}
+  for client, listed in by_client.items():
+    of_a_chunk[client] = clients.write_list(
+        folder, client, listed[: clients.CHUNK_SIZE]
+    )
+    distinct = clients.of_distinct_lengths(listed)
+    # Two copies of each fill a chunk.
+    halves[client] = clients.write_list(
+        folder, f'{client}_half', distinct[: clients.CHUNK_SIZE // 2]
+    )
+    if len(distinct) <= clients.CHUNK_SIZE:
+      continue
+    path = large[client] = clients.write_list(
+        folder, f'{client}_large', distinct
+    )
+    by_id = {each.utterance_id: each for each in distinct}
+    for repeats in (1, 2):
+      in_order[f'{client}/{repeats}'] = clients.write_list(
+          folder,
+          f'{client}_in_order_{repeats}',
+          map(by_id.get, clients.order(path, repeats=repeats)),
+      )
+  return dict(
+      clients=of_a_chunk,
+      short_clients=halves,
+      large_clients=large,
+      clients_in_order=in_order,
   )
 
 
-def _listen(speech: str) -> dict[str, list[tuple[str, str, np.ndarray]]]:
-  """Utterances of four speakers: id, transcript and waveform."""
-  listing = librispeech.list_utterances(
-      os.path.join(speech, 'LibriSpeech'), split='dev-clean'
+def _measure_batches(
+    texts: dict[str, Any], found: dict[str, Any], said: dict[str, Any]
+) -> None:
+  """Which utterances share a batch, and how often each one comes."""
+  for client, path in texts['clients'].items():
+    said[f'batches/{client}'] = clients.batches(path)
+  for client, path in texts['short_clients'].items():
+    said[f'released_batches/{client}'] = clients.batches(path, repeats=2)
+  for name in texts['clients_in_order']:
+    client, _, repeats = name.partition('/')
+    said[f'batches_in_order/{name}'] = clients.batches(
+        texts['large_clients'][client], repeats=int(repeats)
+    )
+  path, size = max(texts['cohort'].values(), key=lambda client: client[1])
+  count = lambda **settings: np.array(
+      sum(map(len, clients.batches(path, **settings))) / size
   )
-  by_client: dict[str, list[utterances_lib.Utterance]] = {}
-  for each in listing.utterances:
-    by_client.setdefault(each.client_id, []).append(each)
-  utterances = {}
-  for client in sorted(by_client)[:4]:
-    read = [
-        (each.utterance_id, each.transcript, audio.read(each.audio))
-        for each in by_client[client][:_BUFFER]
-    ]
-    utterances[client] = [
-        each for each in read if len(each[2]) <= 30 * log_mel.SAMPLE_RATE_HZ
-    ]
-  return utterances
+  found['passes'] = count(num_epochs=texts['passes'])
+  # NUM_LOCAL_EPOCHS and repeats of gin/experiments/as_published.gin.
+  found['published_passes'] = count(num_epochs=11, repeats=2)
 
 
-def _write_list(
-    folder: str, client: str, listed: list[tuple[str, str, np.ndarray]]
-) -> str:
-  """Writes a client's audio and its list as the authors' code reads it."""
-  path = os.path.join(folder, f'{client}.csv')
-  with (
-      open(path, 'w', encoding='utf-8', newline='') as f,
-      tarfile.open(os.path.join(folder, f'{client}.tar'), 'w') as archive,
-  ):
-    writer = csv.writer(f, delimiter=' ')
-    writer.writerow(['id', 'file', 'transcription'])
-    for utterance_id, transcript, waveform in listed:
-      name = f'{utterance_id}.wav'
-      file = os.path.join(folder, name)
-      soundfile.write(file, waveform, log_mel.SAMPLE_RATE_HZ)
-      archive.add(file, name)
-      writer.writerow([utterance_id, name, transcript])
-  return path
+def _measure_processes(
+    arrays: dict[str, np.ndarray],
+    texts: dict[str, Any],
+    found: dict[str, Any],
+) -> None:
+  """A round's mean over two processes, and the noise that is added to it."""
+  sizes = {client: size for client, (_, size) in texts['cohort'].items()}
+  weights = process_means.client_weights(
+      list(sizes.values()), num_processes=texts['num_processes']
+  )
+  deltas = {
+      name.removeprefix('cohort/').partition('/')[::2]: delta
+      for name, delta in arrays.items() if name.startswith('cohort/')
+  }
+  for leaf in {leaf for _, leaf in deltas}:
+    stack = np.stack([deltas[client, leaf] for client in sizes])
+    found[f'means/{leaf}'] = np.tensordot(weights, stack, 1) / len(sizes)
+    for name in ('equal_means', 'means_of_steps'):
+      found[f'{name}/{leaf}'] = np.mean(stack, axis=0)
+  gin_files = ['gin/experiments/cv_en_dp_from_ls.gin']
+  # sigma_DP 1e-5 of the released configuration, at a cohort of 1,024.
+  query = config.bind(
+      queries.PerLayerClipSumQuery,
+      gin_files=gin_files,
+      gin_params=['NOISE_MULTIPLIER = 0.01024'],
+  )(record_specs={'noise': tf.TensorSpec(texts['noise_shape'])})
+  state = queries.set_noise_key(query.initial_global_state(), keys.draw())
+  nothing = query.initial_sample_state(
+      {'noise': tf.zeros(texts['noise_shape'])}
+  )
+  noised, _, _ = query.get_noised_result(nothing, state)
+  noise = queries.divide_by_cohort_size(noised, 1024)['noise']
+  found['noise'] = np.std(noise.numpy(), dtype=np.float64)
 
 
 def _sentences(speech: str, language: str) -> list[str]:
