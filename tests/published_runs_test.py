@@ -92,6 +92,10 @@ _CENTRAL = {
 }
 
 
+# Columns of docs/recipe.md with a setting's value.
+_SETTING_COLUMNS = {'S': 'COHORT_SIZE', 'z': 'NOISE_MULTIPLIER'}
+
+
 class _Command(NamedTuple):
   """Flags of a training run."""
 
@@ -147,17 +151,26 @@ class _Row(NamedTuple):
 
 
 def _read_rows() -> list[_Row]:
-  """The rows of docs/recipe.md."""
-  found, table = [], ''
+  """The rows of docs/recipe.md; tables leave out columns that are empty."""
+  found, table, names = [], '', []
   for line in experiment_files.read('docs/recipe.md').splitlines():
     if line.startswith('### '):
       table = line.removeprefix('### ').split(':')[0]
     cells = [cell.strip() for cell in line.strip('|').split(' |')]
-    if len(cells) == 7 and re.fullmatch(r'`(ls|cv)_\w+`', cells[1]):
-      run, file, differs_by, *rest = cells
+    if cells[:2] == ['run', 'file']:
+      names = cells
+    if len(cells) > 2 and re.fullmatch(r'`(ls|cv)_\w+`', cells[1]):
+      row = dict(zip(names, cells, strict=True))
       found.append(_Row(
-          table, run, file.strip('`'),
-          tuple(re.findall('`(.+?)`', differs_by)), *rest,
+          table, row['run'], row['file'].strip('`'),
+          (
+              *(
+                  f'{macro} = {row[name]}'
+                  for name, macro in _SETTING_COLUMNS.items() if row.get(name)
+              ),
+              *re.findall('`(.+?)`', row.get('differs by', '')),
+          ),
+          row['reading'], row['WER'], row.get('hours', ''), row['source'],
       ))
   return found
 
