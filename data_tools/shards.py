@@ -579,5 +579,5 @@ def _write_attributes(
   """Writes attributes of speakers, and the summary, next to an index."""
   speakers.write(folder, attributes)
   summary = summaries.read(folder)
-  summaries.write_json(os.path.join(folder, summaries.SUMMARY_FILE), summary)
+  files_lib.write_json(os.path.join(folder, summaries.SUMMARY_FILE), summary)
   return summary

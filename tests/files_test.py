@@ -28,6 +28,16 @@ class FilesTest(cases.TestCase):
     self.assertEqual(stat.S_IMODE(os.stat(self.path).st_mode), 0o600)
     self.assertEqual(os.listdir(self.root), ['a.txt'])
 
+  def test_json_keeps_letters_and_escapes_what_is_not_utf_8(self):
+    # A file name with the byte 0x80, as Python returns it.
+    value = ['ö', os.fsdecode(b'a\x80'), 'b\\c']
+    files.write_json(self.path, value)
+    self.assertEqual(
+        pathlib.Path(self.path).read_bytes(),
+        '[\n "ö",\n "a\\udc80",\n "b\\\\c"\n]\n'.encode(),
+    )
+    self.assertEqual(files.parse_json(files.read(self.path)), value)
+
   def test_a_new_file_has_its_mode_from_the_first_byte_and_follows_no_link(
       self,
   ):

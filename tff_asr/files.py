@@ -64,13 +64,15 @@ def write_text(path: str, text: str) -> None:
 
 
 def write_json(path: str, value: object) -> None:
-  """As `write`: a value as indented JSON.
+  """As `write`: a value as indented JSON, with non-ASCII letters as they are.
 
       >>> write_json('results.json', {'rounds': 20})
       >>> parse_json(read('results.json'))
       {'rounds': 20}
   """
-  write_text(path, json.dumps(value, indent=1) + '\n')
+  text = json.dumps(value, indent=1, ensure_ascii=False) + '\n'
+  # A path that is not UTF-8 has lone surrogates, which become JSON's escapes.
+  write(path, text.encode(errors='backslashreplace'))
 
 
 @contextlib.contextmanager

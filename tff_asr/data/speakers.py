@@ -15,7 +15,6 @@ import os
 
 from tff_asr import files
 from tff_asr.data import index
-from tff_asr.data import summaries
 
 SPEAKERS_FILE = 'speakers.tsv'
 
@@ -65,7 +64,7 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
   with open(corpus_file, encoding='utf-8') as f:
     # As it is written, with fields that this module does not know.
     stored = json.load(f)
-  summaries.write_json(corpus_file, stored | dict(files=named, origin=origin))
+  files.write_json(corpus_file, stored | dict(files=named, origin=origin))
   # Last: corpus.json no longer names the file.
   if content is None:
     with contextlib.suppress(FileNotFoundError):

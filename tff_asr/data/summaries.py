@@ -1,7 +1,6 @@
 """Summary of a written split: summary.json, and a table to print."""
 
 from collections.abc import Iterable, Mapping
-import json
 import os
 from typing import Any, TypedDict
 
@@ -159,14 +158,7 @@ def merge(folder: str, summaries: Mapping[str, Summary]) -> None:
       for name, summary in known.items()
       if os.path.isdir(os.path.join(folder, name))
   }
-  write_json(path, dict(sorted((known | dict(summaries)).items())))
-
-
-def write_json(path: str, content: Mapping[str, object]) -> None:
-  """Writes indented JSON with non-ASCII letters as they are."""
-  files.write_text(
-      path, json.dumps(content, indent=1, ensure_ascii=False) + '\n'
-  )
+  files.write_json(path, dict(sorted((known | dict(summaries)).items())))
 
 
 def _line(cells: Iterable[str], widths: Iterable[int]) -> str:

@@ -111,7 +111,7 @@ class CentralStep:
     specs = weights_lib.tensor_specs(self._model.specs)
     return process.State(
         global_model_weights=self._model.initialize(tf.constant(self._seed)),
-        distributor=process.RoundSeed(tf.constant(self._seed), np.int32(0)),
+        distributor=process.SeedState(tf.constant(self._seed), np.int32(0)),
         client_work=(),
         aggregator=(),
         # Tensors, because Python numbers would be traced as constants.
@@ -157,7 +157,7 @@ class CentralStep:
     return process.Output(
         state._replace(
             global_model_weights=weights,
-            distributor=process.RoundSeed(
+            distributor=process.SeedState(
                 state.distributor.seed, np.int32(step + 1)
             ),
             finalizer=finalizer,

@@ -146,7 +146,7 @@ class DpSgd:
     )
     return process.State(
         global_model_weights=weights,
-        distributor=process.RoundSeed(
+        distributor=process.SeedState(
             tf.constant(self._seed), tf.constant(0)
         ),
         # In the state: freezing other weights then changes a step's identity.
@@ -199,7 +199,7 @@ class DpSgd:
     }
     if not self._is_private:
       metrics['layer_squares'] = squares
-    step = process.RoundSeed(
+    step = process.SeedState(
         state.distributor.seed, np.int32(state.distributor.round_num + 1)
     )
     new_state = process.State(

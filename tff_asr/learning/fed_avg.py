@@ -216,7 +216,7 @@ def _build_distributor(
 
   @tff.tensorflow.computation
   def initialize():
-    return process_lib.RoundSeed(
+    return process_lib.SeedState(
         seed=tf.constant(seed_pair), round_num=tf.constant(0)
     )
 
@@ -232,7 +232,7 @@ def _build_distributor(
     # Only then: otherwise the type of the broadcast would have an unused field.
     if unaugmented_rounds:
       broadcast['is_augmented'] = state.round_num >= unaugmented_rounds
-    return broadcast, process_lib.RoundSeed(state.seed, state.round_num + 1)
+    return broadcast, process_lib.SeedState(state.seed, state.round_num + 1)
 
   @tff.federated_computation
   def init_fn():

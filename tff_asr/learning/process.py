@@ -4,7 +4,7 @@ Federated rounds (`fed_avg`), central steps (`central_step`) and private steps
 by example (`dp_sgd`) have the same interface and the same state:
 
     global_model_weights  float32 tensors by name
-    distributor           `RoundSeed`
+    distributor           `SeedState`
     client_work           names of frozen weights, one a line, or ()
     aggregator            of the DP query, or ()
     finalizer             of the optimizer
@@ -24,8 +24,8 @@ State = tff.learning.templates.LearningAlgorithmState
 Output = tff.learning.templates.LearningProcessOutput
 
 
-class RoundSeed(NamedTuple):
-  """Source of the randomness of a round or step, except noise.
+class SeedState(NamedTuple):
+  """All randomness of the next round or step follows from it, except noise.
 
   Attributes:
     seed: int32 [2], the run's.

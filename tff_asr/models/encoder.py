@@ -104,14 +104,14 @@ def choose_layers(
   return chosen
 
 
-def freeze(
+def with_frozen_tensors(
     encoder: Encoder,
     frozen: FrozenTensors,
     *,
     specs: weights_lib.Specs,
     merge: Optional[Mapping[str, Merge]] = None,
 ) -> Encoder:
-  """An encoder of which some tensors are not trained.
+  """Returns the encoder with some tensors frozen: not trained.
 
   Args:
     encoder: The encoder with all weights trained; has `layer_outputs`.

@@ -130,7 +130,7 @@ def adapters(
       adapter_dim=adapter_dim,
   )
   specs = weights_lib.without(tensors, encoder.specs)
-  return encoder_lib.freeze(encoder, tensors, specs=specs)
+  return encoder_lib.with_frozen_tensors(encoder, tensors, specs=specs)
 
 
 def last_blocks(
@@ -255,7 +255,7 @@ def lora(
         weights[f'{name}/lora_a'], weights[f'{name}/lora_b']
     )
 
-  return encoder_lib.freeze(
+  return encoder_lib.with_frozen_tensors(
       encoder,
       tensors,
       specs=specs,
@@ -274,7 +274,7 @@ def _train(
       for name, tensor in tensors.items()
       if is_trained(name)
   }
-  return encoder_lib.freeze(
+  return encoder_lib.with_frozen_tensors(
       encoder, weights_lib.without(specs, tensors), specs=specs
   )
 
