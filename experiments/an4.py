@@ -88,7 +88,7 @@ def _claims(
   )
 
 
-_ENCODER = design.Group(
+_ENCODER = design.Study(
     name='encoder',
     title='What a public encoder and a language model give',
     question=(
@@ -153,7 +153,7 @@ def _noise_row(clip: str, noise: float) -> design.Row:
   )
 
 
-_NOISE = design.Group(
+_NOISE = design.Study(
     name='noise',
     title='Clipping and noise, from the public encoder',
     question=(
@@ -192,7 +192,7 @@ _NOISE = design.Group(
     ),
 )
 
-_TRAINED = design.Group(
+_TRAINED = design.Study(
     name='trained',
     title='What is trained',
     question=(
@@ -210,7 +210,7 @@ _TRAINED = design.Group(
     columns=('seconds',),
 )
 
-_HEADS = design.Group(
+_HEADS = design.Study(
     name='heads',
     title='Ten initialisations of the head',
     question=(
@@ -254,7 +254,7 @@ NOT PRIVATE. Seconds are wall-clock time while other jobs ran.
 
 SUITE = design.Suite(
     name='an4',
-    groups=(_ENCODER, _NOISE, _TRAINED, _HEADS),
+    studies=(_ENCODER, _NOISE, _TRAINED, _HEADS),
     introduction=_INTRODUCTION,
     evaluation='an4_evaluate',
     shards=an4_data.AUDIO,

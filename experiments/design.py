@@ -1,8 +1,8 @@
 """Experiments as data: runs, the rows of tables that they make, and claims.
 
-A group is what one table shows. Its rows name a recipe (how a run is trained)
-and the random seeds of the runs that are averaged. Equal recipes have equal
-names, so groups share runs.
+A study answers one question with one table of runs. Its rows name a recipe (how
+a run is trained) and the random seeds of the runs that are averaged. Equal
+recipes have equal names, so studies share runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ class Row:
     against: Label of the row that it is compared with; None: with none.
     series: The curve that it is a point of; None: a line across the plot.
     x: Where on the plot: a number, a word of an axis of words, or `EPSILON`.
-    kind: Rows of a group with equal kinds are taken to vary alike over random
+    kind: Rows of a study with equal kinds are taken to vary alike over random
       seeds.
   """
 
@@ -217,8 +217,8 @@ def noise_multiplier(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-  """A table and its plot.
+class Study:
+  """One question, the table of runs that answers it, and its plot.
 
   Attributes:
     name: Name of one word.
@@ -243,11 +243,11 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suite:
-  """Groups on one corpus, and their report.
+  """Studies on one corpus, and their report.
 
   Attributes:
     name: Name of one word.
-    groups: Groups, in the order of the report and of their runs.
+    studies: Studies, in the order of the report and of their runs.
     introduction: The report's, Markdown.
     evaluation: Name of the experiment that decodes test speakers.
     shards: Name of the folder of each part's shards, by part: 'public',
@@ -262,7 +262,7 @@ class Suite:
   """
 
   name: str
-  groups: tuple[Group, ...]
+  studies: tuple[Study, ...]
   introduction: str
   evaluation: str
   shards: str

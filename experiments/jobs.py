@@ -1,6 +1,6 @@
-"""Programs of a group of experiments that remain to be run, and their runs.
+"""What remains to be run of a study, and their runs.
 
-Finished work is recognised by the folders below a runs folder, so a group can
+Finished work is recognised by the folders below a runs folder, so a study can
 be continued after any interruption.
 """
 
@@ -126,10 +126,10 @@ class Folders(NamedTuple):
       return []
     return [design.Run(row.recipe, seed, rate) for seed in row.seeds]
 
-  def wanted(self, group: design.Group) -> list[design.Run]:
-    """The runs of a group that are known to be needed, each once."""
+  def wanted(self, study: design.Study) -> list[design.Run]:
+    """The runs of a study that are known to be needed, each once."""
     runs = {}
-    for row in group.rows:
+    for row in study.rows:
       tried = [design.Run(row.recipe, row.seeds[0], r) for r in row.rates]
       runs |= {run.name: run for run in (*tried, *self.shown(row))}
     return list(runs.values())
@@ -205,32 +205,32 @@ def untrained(
 
 
 def missing(
-    group: design.Group, *, folders: Folders, failed: Collection[str] = ()
+    study: design.Study, *, folders: Folders, failed: Collection[str] = ()
 ) -> list[Job]:
-  """Jobs of a group that can be started now.
+  """Jobs of a study that can be started now.
 
   Its models are decoded on the test speakers when all that could be trained is
   trained.
 
   Args:
-    group: The group.
+    study: The study.
     folders: Where things are.
     failed: Names of jobs that are not tried again, nor what hangs on them.
   """
   if inputs := [
-      job for job in _inputs(group, folders=folders) if job.name not in failed
+      job for job in _inputs(study, folders=folders) if job.name not in failed
   ]:
     return inputs
-  if jobs := untrained(folders.wanted(group), folders=folders, failed=failed):
+  if jobs := untrained(folders.wanted(study), folders=folders, failed=failed):
     return jobs
-  evaluations = _evaluations(group, folders=folders)
+  evaluations = _evaluations(study, folders=folders)
   return [job for job in evaluations if job.name not in failed]
 
 
-def _inputs(group: design.Group, *, folders: Folders) -> Iterator[Job]:
+def _inputs(study: design.Study, *, folders: Folders) -> Iterator[Job]:
   """Makes features of public models, and the language model, if missing."""
   features = {}
-  for row in group.rows:
+  for row in study.rows:
     for recipe in row.recipe.lineage:
       if recipe.model.pretrained is not None:
         features |= _features(recipe, folders=folders)
@@ -323,12 +323,12 @@ def evaluation(test: str) -> str:
   return f'{test}.json'
 
 
-def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
+def _evaluations(study: design.Study, *, folders: Folders) -> Iterator[Job]:
   """Decodes the shown models that are not decoded yet.
 
   One job for each model and part.
   """
-  shown = [run for row in group.rows for run in folders.shown(row)]
+  shown = [run for row in study.rows for run in folders.shown(row)]
   models = []
   for run in shown:
     if run.recipe.model not in models:
@@ -346,7 +346,7 @@ def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
       if paths:
         suffix = '' if test == 'test' else f'_{test}'
         yield _evaluation(
-            f'evaluate_{group.name}_{number}{suffix}',
+            f'evaluate_{study.name}_{number}{suffix}',
             list(paths),
             model=model,
             test=test,

@@ -44,7 +44,7 @@ _COMMAND = 'python -m experiments.run --suite=layer_clipping'
 _COHORT_SIZE = 100
 _NUM_ROUNDS = 5
 # Disjoint clients each, with noise of their own: how far results differ.
-_NUM_GROUPS = 4
+_NUM_REPLICATES = 4
 _LEARNING_RATE, _MAX_GRAD_NORM = 0.2, 1.0
 # C over the median norm of the clients' deltas.
 _CLIPS = (1 / 64, 1 / 8, 1.0)
@@ -151,27 +151,27 @@ def measure(
     model: ctc.CtcModel,
     weights: weights_lib.Weights,
     deltas: Callable[[], Iterator[weights_lib.Weights]],
-    num_groups: int = _NUM_GROUPS,
+    num_replicates: int = _NUM_REPLICATES,
     num_rounds: int = _NUM_ROUNDS,
     cohort_size: int = _COHORT_SIZE,
 ) -> dict[str, Any]:
   """Measures how clipping and noise change the server's step.
 
-  The clean mean is the mean of a group's deltas, without clipping. A step is
-  the server optimizer's after `num_rounds` rounds from the same weights.
+  The clean mean is the mean of a replicate's deltas, without clipping. A step
+  is the server optimizer's after `num_rounds` rounds from the same weights.
 
   Args:
     model: The model.
     weights: Its weights, by name.
-    deltas: Starts the clients' deltas; the first num_groups * num_rounds *
+    deltas: Starts the clients' deltas; the first num_replicates * num_rounds *
       cohort_size are used; also to find their median norm.
-    num_groups: Groups of clients, measured separately.
-    num_rounds: Rounds a group.
+    num_replicates: Repetitions, each with other clients and other noise.
+    num_rounds: Rounds a replicate.
     cohort_size: Clients a round.
 
   Returns:
     The model's `num_elements`, `num_layers` and `median_norm`; and `rows`, one
-    for each group, case (`_cases`) and split:
+    for each replicate, case (`_cases`) and split:
       clients_clipped, layers_clipped: Shares.
       signal: Norm of the clipped mean over C.
       bias: Cosine of the clipped mean, before noise, with the clean mean.
@@ -203,7 +203,7 @@ def measure(
   }
   rng = np.random.default_rng(1)
   source, rows = deltas(), []
-  for group in range(num_groups):
+  for replicate in range(num_replicates):
     rounds = [
         _cohort(source, begin, add, cohort_size) for _ in range(num_rounds)
     ]
@@ -221,7 +221,7 @@ def measure(
         ])
         clients, layers = np.mean([e.shares[setting] for e in rounds], axis=0)
         rows.append(dict(
-            group=group,
+            replicate=replicate,
             clip=clip,
             split=split,
             noise=noise,
@@ -567,8 +567,8 @@ is the same, too.
 *Gain* is how far a step goes along the clean mean (their inner product over the
 step's norm), over how far the undisturbed step goes: the share of the
 first-order fall of the loss that is left at equal length. ± is the standard
-deviation over {groups} groups of clients with separate noise. Differences
-are paired by group; an interval is Student's, 95 %."""
+deviation over {replicates} replicates, each with other clients and other noise.
+Differences are paired by replicate; an interval is Student's, 95 %."""
 
 
 def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
@@ -586,9 +586,9 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
   sections = [
       _INTRODUCTION.format(
           command=_COMMAND,
-          clients=_NUM_GROUPS * _NUM_ROUNDS * _COHORT_SIZE,
+          clients=_NUM_REPLICATES * _NUM_ROUNDS * _COHORT_SIZE,
           cohort=_COHORT_SIZE,
-          groups=_NUM_GROUPS,
+          replicates=_NUM_REPLICATES,
           rounds=_NUM_ROUNDS,
       ),
       f'## What holds\n\nOf {len(measured)} states, those in which `dim` is'
@@ -663,7 +663,7 @@ def _select(
     clip: float = _MAIN_CLIP,
     step: str = _MAIN_STEP,
 ) -> list[Any]:
-  """A quantity of each group."""
+  """A quantity of each replicate."""
   case = (split, noise, clip, step)
   return [
       row[name]

@@ -1,7 +1,7 @@
 """The federated paper's findings on generated speech, at population scale.
 
-Rows of the first group are runs with the guarantee that they show: nothing is
-extrapolated. The other groups have a tenth of the clients and of the noise on
+Rows of the first study are runs with the guarantee that they show: nothing is
+extrapolated. The other studies have a tenth of the clients and of the noise on
 their sum: they compare recipes at equal noise on the mean.
 """
 
@@ -78,7 +78,7 @@ _ONE_RUN = (
     'noise change a run, too, by some .6 points (next sections).'
 )
 
-_PRIVACY = design.Group(
+_PRIVACY = design.Study(
     name='privacy',
     title='Word error rate and epsilon',
     question=(
@@ -175,7 +175,7 @@ def _by_epsilon(
 
 
 _SCRATCH, _ENCODER = 'from scratch', 'public encoder'
-_START = design.Group(
+_START = design.Study(
     name='start',
     title='From scratch and from a public encoder, at real epsilons',
     question=(
@@ -251,7 +251,7 @@ def _bits(bits: int, settings: Mapping[str, Any]) -> design.Row:
   )
 
 
-DEPLOYMENT = design.Group(
+DEPLOYMENT = design.Study(
     name='deployment',
     title='Mechanisms that devices can be asked for',
     question=(
@@ -365,7 +365,7 @@ def _both(clip: str, start: int) -> list[str]:
   return [f'{clip}, {noise:g}' for noise in _CLIP_NOISES[start : start + 2]]
 
 
-_CLIPPING = design.Group(
+_CLIPPING = design.Study(
     name='clipping',
     title='Clipping by layer, by noise',
     question=(
@@ -432,7 +432,7 @@ _CLIPPING = design.Group(
 _DEEP = conv_seed(12, 96)
 _DEEP_SMALL = _SMALL.but('deep', model=_DEEP.model, parent=_DEEP)
 _DEEP_PARAMETERS = 1_663_712
-_DEPTH = design.Group(
+_DEPTH = design.Study(
     name='depth',
     title='Clipping by layer in a deeper model',
     question=(
@@ -487,7 +487,7 @@ def _split_row(cohort_size: int, num_steps: int) -> design.Row:
   )
 
 
-_SPLIT = design.Group(
+_SPLIT = design.Study(
     name='split',
     title='Many clients or many local steps',
     question=(
@@ -549,7 +549,7 @@ def _cohort_rows(cohort_size: int) -> tuple[design.Row, design.Row]:
 
 
 _LAST = {'federated, 400': 1, 'central, as 400': -1}
-_COHORT = design.Group(
+_COHORT = design.Study(
     name='cohort',
     title='Federated training approaches central training',
     question=(
@@ -593,7 +593,7 @@ def _optimizer_row(label: str, *rates: float) -> design.Row:
   )
 
 
-_OPTIMIZERS = design.Group(
+_OPTIMIZERS = design.Study(
     name='optimizers',
     title='Server optimizers',
     question=(
@@ -619,7 +619,7 @@ _OPTIMIZERS = design.Group(
 _SCRATCH = _SMALL.but(
     'scratch', {'INIT_FROM_RUN': None, 'CLIENT_LEARNING_RATE': 0.4}, parent=None
 )
-_SEED_MODELS = design.Group(
+_SEED_MODELS = design.Study(
     name='seeds',
     title='With and without a seed model',
     question=(
@@ -669,7 +669,7 @@ _SEED_MODELS = design.Group(
 
 SUITE = design.Suite(
     name='population',
-    groups=(
+    studies=(
         _PRIVACY,
         _START,
         DEPLOYMENT,

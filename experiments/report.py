@@ -40,12 +40,12 @@ class Measured(NamedTuple):
 # What is plotted over epsilon, and the ends of the names of its curves.
 _CURVES = {runs_lib.WER: '', runs_lib.WER_WITH_LM: ', with LM'}
 
-# Measured rows of a group, by label.
+# Measured rows of a study, by label.
 Rows = Mapping[str, Measured]
 
 
 def write(*, folders: jobs.Folders, path: str) -> None:
-  """Writes a suite's report, and a plot for each group.
+  """Writes a suite's report, and a plot for each study.
 
   What is not run is said to be so.
 
@@ -60,19 +60,19 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots_dir, exist_ok=True)
   claims, sections = [['', 'claim', *suite.tests.values()]], []
-  for group in suite.groups:
+  for study in suite.studies:
     by_test = {
-        test: _measure_all(group, test=test, folders=folders)
+        test: _measure_all(study, test=test, folders=folders)
         for test in suite.tests
     }
-    for claim in group.claims:
+    for claim in study.claims:
       claims.append([
-          group.name,
+          study.name,
           claim.text,
           *(_judge(claim, rows)[0] for rows in by_test.values()),
       ])
     sections.append(
-        _section(group, by_test, folders=folders, plots_dir=plots_dir)
+        _section(study, by_test, folders=folders, plots_dir=plots_dir)
     )
   parts = [
       suite.introduction.rstrip('\n'),
@@ -84,12 +84,12 @@ def write(*, folders: jobs.Folders, path: str) -> None:
 
 
 def _measure_all(
-    group: design.Group, *, test: str, folders: jobs.Folders
+    study: design.Study, *, test: str, folders: jobs.Folders
 ) -> Rows:
-  """The rows of a group that are trained and evaluated on a part."""
+  """The rows of a study that are trained and evaluated on a part."""
   found = {
       row.label: runs
-      for row in group.rows
+      for row in study.rows
       if (runs := _read(row, test=test, folders=folders)) is not None
   }
   return {
@@ -99,7 +99,7 @@ def _measure_all(
           dev_rates=folders.dev_rates(row),
           best_rate=folders.best_rate(row),
       )
-      for row in group.rows
+      for row in study.rows
       if row.label in found
   }
 
@@ -113,7 +113,7 @@ def _seed_variance(
 ) -> float:
   """Variance of a run's error rate over random seeds, of rows of a kind.
 
-  Of one group: a run that learns little varies as others do not.
+  Of one study: a run that learns little varies as others do not.
   """
   return confidence.pooled_variance(
       _samples(rows, measure, baseline, kind=kind)
@@ -217,48 +217,48 @@ def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
 
 
 def _section(
-    group: design.Group,
+    study: design.Study,
     by_test: Mapping[str, Rows],
     *,
     folders: jobs.Folders,
     plots_dir: str,
 ) -> str:
-  """One group's: its tables and claims by test part, its plot and remark."""
+  """One study's: its tables and claims by test part, its plot and remark."""
   first, *others = by_test
   rows = by_test[first]
   parts = [
-      f'## {group.title}',
-      wrap(group.question),
-      f'    {folders.suite.command} --groups={group.name}',
+      f'## {study.title}',
+      wrap(study.question),
+      f'    {folders.suite.command} --studies={study.name}',
   ]
   if not rows:
     return '\n\n'.join([*parts, 'Not run.'])
-  parts.append(tables.markdown(_table(group, rows)))
+  parts.append(tables.markdown(_table(study, rows)))
   if rules := {each.runs.first.normalization for each in rows.values()} - {''}:
     parts.append(wrap(f'Normalised: {"; ".join(sorted(rules))}.'))
   if models := _language_models(rows):
     parts.append(wrap(f'LM: {"; ".join(models)}.'))
-  absent = [row.label for row in group.rows if row.label not in rows]
+  absent = [row.label for row in study.rows if row.label not in rows]
   if absent:
     parts.append(wrap(f'Not run yet: {"; ".join(absent)}.'))
-  if group.x_label is not None and any(
+  if study.x_label is not None and any(
       each.row.series is not None for each in rows.values()
   ):
-    name = f'{group.name}.png'
-    figure = _draw(rows, label=group.x_label)
+    name = f'{study.name}.png'
+    figure = _draw(rows, label=study.x_label)
     plots.save(figure, os.path.join(plots_dir, name), dpi=90)
-    parts.append(f'![{group.title}]({_PLOTS}/{name})')
+    parts.append(f'![{study.title}]({_PLOTS}/{name})')
   parts += _spreads(rows)
-  parts.append(_judged(group, rows))
+  parts.append(_judged(study, rows))
   for test in others:
     if by_test[test]:
       parts += [
           f'{folders.suite.tests[test]}:',
-          tables.markdown(_table(group, by_test[test])),
-          _judged(group, by_test[test]),
+          tables.markdown(_table(study, by_test[test])),
+          _judged(study, by_test[test]),
       ]
-  parts.append(wrap(group.remark))
-  num_trained = sum(folders.is_trained(run) for run in folders.wanted(group))
+  parts.append(wrap(study.remark))
+  num_trained = sum(folders.is_trained(run) for run in folders.wanted(study))
   parts.append(f'{num_trained} runs.')
   return '\n\n'.join(filter(None, parts))
 
@@ -278,9 +278,9 @@ def _spreads(rows: Rows) -> list[str]:
   return parts
 
 
-def _judged(group: design.Group, rows: Rows) -> str:
+def _judged(study: design.Study, rows: Rows) -> str:
   """The claims on rows that are measured, with intervals and verdicts."""
-  judged = [(claim, *_judge(claim, rows)) for claim in group.claims]
+  judged = [(claim, *_judge(claim, rows)) for claim in study.claims]
   return '\n'.join(
       wrap(f'- {claim.text} {found}: **{words}**.', subsequent_indent='  ')
       for claim, words, found in judged
@@ -288,7 +288,7 @@ def _judged(group: design.Group, rows: Rows) -> str:
   )
 
 
-def _table(group: design.Group, rows: Rows) -> tables.Table:
+def _table(study: design.Study, rows: Rows) -> tables.Table:
   """The table of the rows that are measured."""
   titles = {
       'minus seed': 'minus seed (95 %)',
@@ -307,7 +307,7 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
     }
   cells = [[
       '', 'WER %', 'difference (95 %)', 'from', *measures,
-      *(titles.get(name, name) for name in group.columns),
+      *(titles.get(name, name) for name in study.columns),
   ]]
   for label, each in rows.items():
     against = each.row.against if each.row.against in rows else ''
@@ -317,7 +317,7 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
         _minus(each, against, rows),
         against,
         *(tables.rate(each.runs, measure) for measure in measures.values()),
-        *(COLUMNS[name](each, group, rows) for name in group.columns),
+        *(COLUMNS[name](each, study, rows) for name in study.columns),
     ])
   return cells
 
@@ -335,7 +335,7 @@ def _minus(each: Measured, against: str, rows: Rows) -> str:
   return tables.interval(_contrast({each.row.label: 1, against: -1}, rows))
 
 
-def _minus_greedy(each: Measured, unused_group, rows: Rows) -> str:
+def _minus_greedy(each: Measured, unused_study, rows: Rows) -> str:
   """What the language model changes; empty without one."""
   found = _contrast(
       {each.row.label: 1}, rows, runs_lib.WER_WITH_LM, runs_lib.WER
@@ -375,7 +375,7 @@ def _range(rates: Iterable[float]) -> str:
 
 
 COLUMNS: Mapping[str, Callable[..., str]] = {
-    'minus seed': lambda each, unused_group, rows: _minus(each, _SEED, rows),
+    'minus seed': lambda each, unused_study, rows: _minus(each, _SEED, rows),
     'LM minus greedy': _minus_greedy,
     'rate': _rate,
     'tried': lambda each, *unused: ', '.join(
@@ -392,7 +392,7 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
     'MB': lambda each, *unused: tables.megabytes_per_round(each.runs),
     'seconds': lambda each, *unused: tables.seconds(each.runs),
 }
-"""Further columns: names to what they show of a row, its group and its rows."""
+"""Further columns: names to what they show of a row, its study and its rows."""
 
 
 def _draw(rows: Rows, *, label: str) -> plots.Figure:

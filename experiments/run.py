@@ -1,6 +1,6 @@
 r"""Runs a suite of experiments, and reports it.
 
-Makes the shards, trains the runs that the groups lack, several at a time,
+Makes the shards, trains the runs that the studies lack, several at a time,
 decodes the test speakers and writes the report. Finished work is kept, so it
 can be stopped and started again; a run that was stopped continues.
 
@@ -9,14 +9,14 @@ can be stopped and started again; a run that was stopped continues.
   population      the federated paper's findings at real epsilons and equal
                   noise, on generated speech
   layer_clipping  what clipping and noise leave of the server's step, with the
-                  population's speech and models; its groups are states of
+                  population's speech and models; its studies are states of
                   models
-  pretraining     private pre-training in miniature; its groups are rows
+  pretraining     private pre-training in miniature; its studies are rows
 
 Example:
   python -m experiments.run --suite=an4 --source=AN4_FOLDER --test=AN4_TEST
-  python -m experiments.run --suite=population --groups=clipping,depth
-  python -m experiments.run --suite=an4 --groups=     # only writes the report
+  python -m experiments.run --suite=population --studies=clipping,depth
+  python -m experiments.run --suite=an4 --studies=     # only writes the report
 """
 
 from tff_asr import launch
@@ -57,10 +57,10 @@ _TEST = flags.DEFINE_string(
     None,
     "Folder with AN4's own test part, which is then decoded as well.",
 )
-_GROUPS = flags.DEFINE_list(
-    'groups',
+_STUDIES = flags.DEFINE_list(
+    'studies',
     None,
-    'Groups to run, by default all; none: only the report is written.',
+    'Studies to run, by default all; none: only the report is written.',
 )
 _DATA_DIR = flags.DEFINE_string(
     'data_dir', None, 'Where the shards are or go; by default data/SUITE.'
@@ -97,10 +97,10 @@ def run(
     test: Optional[str] = None,
     num_at_once: int,
 ) -> None:
-  """Makes the missing runs of groups, and writes the report of all groups.
+  """Makes the missing runs of studies, and writes the report of all.
 
   Args:
-    names: Groups to run; none: only the report is written; None: all.
+    names: Studies to run; none: only the report is written; None: all.
     folders: Folders of the suite, where things are and go.
     report: The report's file.
     source: The corpus' folder; None: its shards are there, or it has none.
@@ -112,14 +112,14 @@ def run(
       that was run failed, after all else.
   """
   suite = folders.suite
-  groups = {group.name: group for group in suite.groups}
-  names = list(groups) if names is None else names
+  studies = {study.name: study for study in suite.studies}
+  names = list(studies) if names is None else names
   report_dir = os.path.dirname(os.path.abspath(report))
   model = folders.language_model
   errors = [
-      ValueError(f'unknown group {name!r}: choose from {", ".join(groups)}.')
+      ValueError(f'unknown study {name!r}: choose from {", ".join(studies)}.')
       for name in names
-      if name not in groups
+      if name not in studies
   ]
   for name, folder in (('source', source), ('test', test)):
     if folder is not None and not os.path.isdir(folder):
@@ -145,9 +145,9 @@ def run(
   failed = set()
   if names and (source is not None or not has_shards):
     jobs.make_shards(source, test=test, folders=folders)
-  for group in [group for group in suite.groups if group.name in names]:
-    while todo := jobs.missing(group, folders=folders, failed=failed):
-      print(f'{group.name}: {", ".join(job.name for job in todo)}', flush=True)
+  for study in [study for study in suite.studies if study.name in names]:
+    while todo := jobs.missing(study, folders=folders, failed=failed):
+      print(f'{study.name}: {", ".join(job.name for job in todo)}', flush=True)
       failed |= jobs.run_all(todo, folders=folders, num_at_once=num_at_once)
     report_lib.write(folders=folders, path=report)
   if not names:
@@ -181,7 +181,7 @@ def main(_) -> None:
   _check_flags()
   if _SUITE.value == pretraining.NAME:
     pretraining.run(
-        _GROUPS.value,
+        _STUDIES.value,
         data_dir=_DATA_DIR.value or os.path.join('data', pretraining.NAME),
         runs_dir=_RUNS_DIR.value or os.path.join('runs', pretraining.NAME),
         report_path=_REPORT.value or pretraining.REPORT,
@@ -198,14 +198,14 @@ def main(_) -> None:
   )
   if is_layer_clipping:
     layer_clipping.run(
-        _GROUPS.value,
+        _STUDIES.value,
         folders=folders,
         report=_REPORT.value or layer_clipping.REPORT,
         num_at_once=_NUM_AT_ONCE.value,
     )
     return
   run(
-      _GROUPS.value,
+      _STUDIES.value,
       folders=folders,
       report=_REPORT.value or suite.report,
       source=_SOURCE.value,

@@ -457,7 +457,7 @@ class BadInputTest(parameterized.TestCase):
     self.check(expected, 'bin/run_quickstart.py', *flags)
 
   @parameterized.named_parameters(
-      ('group', ['--groups=noise,z'], [("group 'z'", 'choose from encoder')]),
+      ('study', ['--studies=noise,z'], [("study 'z'", 'choose from encoder')]),
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),
       (
           'test',
@@ -470,7 +470,7 @@ class BadInputTest(parameterized.TestCase):
           ['--test is for the suite an4, with --source'],
       ),
       ('no_shards', [], [('no shards of AN4', '--source')]),
-      ('no_runs', ['--groups='], ['ROOT/new/runs holds no runs']),
+      ('no_runs', ['--studies='], ['ROOT/new/runs holds no runs']),
       (
           'report',
           ['--report=ROOT/file/results.md', '--source=no/speech'],

@@ -15,28 +15,28 @@ from tests.experiments import tiny
 
 class MissingTest(tiny.TestCase):
 
-  def names(self, group: design.Group, *failed: str) -> list[str]:
-    found = jobs.missing(group, folders=self.folders, failed=set(failed))
+  def names(self, study: design.Study, *failed: str) -> list[str]:
+    found = jobs.missing(study, folders=self.folders, failed=set(failed))
     return [job.name for job in found]
 
   def test_a_run_waits_for_the_one_that_it_starts_from(self):
-    group = tiny.group(tiny.row())
-    self.assertEqual(self.names(group), ['seed'])
-    self.assertEqual(self.names(group, 'seed'), [])
+    study = tiny.study(tiny.row())
+    self.assertEqual(self.names(study), ['seed'])
+    self.assertEqual(self.names(study, 'seed'), [])
     self.finish('seed')
-    self.assertEqual(self.names(group), ['federated_1', 'federated_2'])
+    self.assertEqual(self.names(study), ['federated_1', 'federated_2'])
     self.finish('federated_1')
-    self.assertEqual(self.names(group), ['federated_2'])
+    self.assertEqual(self.names(study), ['federated_2'])
     # What a failed run was for is left out.
-    self.assertEqual(self.names(group, 'federated_2'), ['evaluate_x_0'])
-    self.assertEqual(self.names(group, 'federated_2', 'evaluate_x_0'), [])
+    self.assertEqual(self.names(study, 'federated_2'), ['evaluate_x_0'])
+    self.assertEqual(self.names(study, 'federated_2', 'evaluate_x_0'), [])
 
   def test_a_run_starts_from_its_parent_of_the_same_random_seed(self):
     recipe = tiny.FEDERATED.but('federated', parent_by_seed=True)
-    group = tiny.group(tiny.row(recipe=recipe))
-    self.assertEqual(self.names(group), ['seed_1', 'seed_2'])
+    study = tiny.study(tiny.row(recipe=recipe))
+    self.assertEqual(self.names(study), ['seed_1', 'seed_2'])
     self.finish('seed_2')
-    first, second = jobs.missing(group, folders=self.folders)
+    first, second = jobs.missing(study, folders=self.folders)
     self.assertEqual((first.name, second.name), ('seed_1', 'federated_2'))
     self.assertIn('--gin_param=SEED = 1', first.command)
     self.assertIn(
@@ -47,10 +47,10 @@ class MissingTest(tiny.TestCase):
     self.finish('seed', 1, 2)
     data_dir = self.path('data')
     self.folders = self.folders._replace(data_dir=data_dir)
-    group = tiny.group(tiny.SEED_ROW)
-    self.assertEqual(self.names(group), [])
+    study = tiny.study(tiny.SEED_ROW)
+    self.assertEqual(self.names(study), [])
     os.makedirs(os.path.join(data_dir, 'train.official'))
-    (job,) = jobs.missing(group, folders=self.folders)
+    (job,) = jobs.missing(study, folders=self.folders)
     self.assertEqual(job.name, 'evaluate_x_0_official')
     self.assertContainsSubset(
         [
@@ -65,11 +65,11 @@ class MissingTest(tiny.TestCase):
         evaluation='an4_whisper_evaluate', shards='whisper.{}'
     )
     recipe = tiny.SEED.but('seed', model=model)
-    group = tiny.group(design.Row('seed', recipe, seeds=(None,)))
-    (job,) = jobs.missing(group, folders=self.folders)
+    study = tiny.study(design.Row('seed', recipe, seeds=(None,)))
+    (job,) = jobs.missing(study, folders=self.folders)
     self.assertIn("--gin_param=TRAIN_DIR = 'data/whisper.public'", job.command)
     self.finish('seed')
-    (job,) = jobs.missing(group, folders=self.folders)
+    (job,) = jobs.missing(study, folders=self.folders)
     self.assertContainsSubset(
         [
             '--gin_file=gin/experiments/an4_whisper_evaluate.gin',
@@ -78,40 +78,40 @@ class MissingTest(tiny.TestCase):
         job.command,
     )
 
-  def test_models_are_decoded_when_a_group_is_trained_each_once(self):
+  def test_models_are_decoded_when_a_study_is_trained_each_once(self):
     conv = design.Model(gin_files=('gin/models/conv.gin',))
     other = tiny.FEDERATED.but('other', model=conv)
-    group = tiny.group(tiny.SEED_ROW, tiny.row('other', other, seeds=(1,)))
+    study = tiny.study(tiny.SEED_ROW, tiny.row('other', other, seeds=(1,)))
     self.finish('seed')
-    self.assertEqual(self.names(group), ['other_1'])
+    self.assertEqual(self.names(study), ['other_1'])
     self.finish('other_1')
-    self.assertEqual(self.names(group), ['evaluate_x_0', 'evaluate_x_1'])
+    self.assertEqual(self.names(study), ['evaluate_x_0', 'evaluate_x_1'])
     self.finish('seed', 1, 2)
-    (job,) = jobs.missing(group, folders=self.folders)
+    (job,) = jobs.missing(study, folders=self.folders)
     self.assertEqual(job.name, 'evaluate_x_1')
     self.assertIn('--gin_file=gin/models/conv.gin', job.command)
     runs = [self.path('other_1')]
     self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
     self.finish('other_1', 1, 2)
-    self.assertEqual(self.names(group), [])
+    self.assertEqual(self.names(study), [])
 
   def test_models_are_decoded_again_with_a_language_model(self):
-    group = tiny.group(tiny.SEED_ROW)
+    study = tiny.study(tiny.SEED_ROW)
     self.finish('seed', 1, 2)
-    self.assertEqual(self.names(group), [])
+    self.assertEqual(self.names(study), [])
     path = pathlib.Path(self.path('words.arpa'))
     path.write_text('words')
     self.folders = self.folders._replace(language_model=str(path))
-    (job,) = jobs.missing(group, folders=self.folders)
+    (job,) = jobs.missing(study, folders=self.folders)
     self.assertIn(f'--gin_param=LANGUAGE_MODEL = {str(path)!r}', job.command)
     self.assertTrue(any('DEV_DIR' in each for each in job.command))
     # Of another model.
     self.finish('seed', 1, 2, errors_with_lm={'a': (1, 10)})
-    self.assertEqual(self.names(group), ['evaluate_x_0'])
+    self.assertEqual(self.names(study), ['evaluate_x_0'])
     digest = hashlib.sha256(b'words').hexdigest()
     test = pathlib.Path(self.path('seed'), 'test.json')
     test.write_text(test.read_text().replace('0123456789', digest))
-    self.assertEqual(self.names(group), [])
+    self.assertEqual(self.names(study), [])
 
   def test_features_and_a_language_model_are_made_first(self):
     model = design.Model(shards='whisper/{}', pretrained='whisper-tiny.en')
@@ -119,7 +119,7 @@ class MissingTest(tiny.TestCase):
     self.folders = self.folders._replace(
         data_dir=self.path('data'), suite=suite
     )
-    group = tiny.group(
+    study = tiny.study(
         dataclasses.replace(
             tiny.SEED_ROW, recipe=tiny.SEED.but('head', model=model)
         )
@@ -127,28 +127,28 @@ class MissingTest(tiny.TestCase):
     # Those that it is trained and decoded on.
     parts = ('public', 'dev', 'test')
     self.assertEqual(
-        self.names(group),
+        self.names(study),
         [*(f'features_{part}' for part in parts), 'language_model'],
     )
-    job, *_ = jobs.missing(group, folders=self.folders)
+    job, *_ = jobs.missing(study, folders=self.folders)
     self.assertIn(
         f'--features_dir={self.folders.shards("public", model)}', job.command
     )
     self.assertIn(f'--audio_dir={self.folders.shards("public")}', job.command)
     for part in parts:
       os.makedirs(self.folders.shards(part, model))
-    self.assertEqual(self.names(group), ['language_model'])
+    self.assertEqual(self.names(study), ['language_model'])
     federated = tiny.row(
-        recipe=tiny.FEDERATED.but('x', model=model, parent=group.rows[0].recipe)
+        recipe=tiny.FEDERATED.but('x', model=model, parent=study.rows[0].recipe)
     )
     self.assertEqual(
-        self.names(tiny.group(federated)),
+        self.names(tiny.study(federated)),
         ['features_private', 'language_model'],
     )
     speeds = tiny.row(
         recipe=tiny.SEED.but('x', model=model, speeds=(0.9, 1.0))
     )
-    job, _ = jobs.missing(tiny.group(speeds), folders=self.folders)
+    job, _ = jobs.missing(tiny.study(speeds), folders=self.folders)
     self.assertContainsSubset(
         [
             f'--audio_dir={self.folders.shards("public")}',
@@ -158,15 +158,15 @@ class MissingTest(tiny.TestCase):
         job.command,
     )
     pathlib.Path(self.folders.data_dir, 'words.arpa').touch()
-    self.assertEqual(self.names(group), ['head'])
+    self.assertEqual(self.names(study), ['head'])
 
   def test_a_command_has_files_settings_and_folders(self):
     self.finish('seed')
     recipe = tiny.FEDERATED.but(
         'few', {'COHORT_SIZE': 2}, gin_files=('gin/optimizers/sgd.gin',)
     )
-    group = tiny.group(tiny.row(recipe=recipe, seeds=(3, 4), rates=(0.5, 1.0)))
-    first, _ = jobs.missing(group, folders=self.folders)
+    study = tiny.study(tiny.row(recipe=recipe, seeds=(3, 4), rates=(0.5, 1.0)))
+    first, _ = jobs.missing(study, folders=self.folders)
     self.assertEqual(first.name, 'few_rate0.5_3')
     self.assertTrue(os.path.exists(first.command[0]))
     self.assertEqual(
@@ -185,17 +185,17 @@ class MissingTest(tiny.TestCase):
     )
 
   def test_further_seeds_have_the_rate_that_is_best_on_dev(self):
-    group = tiny.group(tiny.row(rates=(0.1, 0.2, 0.3)))
+    study = tiny.study(tiny.row(rates=(0.1, 0.2, 0.3)))
     self.finish('seed')
     self.finish('federated_rate0.1_1', dev=0.4)
     self.finish('federated_rate0.2_1', dev=0.3)
-    self.assertEqual(self.names(group), ['federated_rate0.3_1'])
+    self.assertEqual(self.names(study), ['federated_rate0.3_1'])
     # Best on the test speakers, which is not to be looked at.
     self.finish('federated_rate0.3_1', 1, 1, dev=0.45)
-    self.assertEqual(self.names(group), ['federated_rate0.2_2'])
+    self.assertEqual(self.names(study), ['federated_rate0.2_2'])
     self.finish('federated_rate0.2_2')
     # Only the rate that is taken is decoded.
-    (job,) = jobs.missing(group, folders=self.folders)
+    (job,) = jobs.missing(study, folders=self.folders)
     runs = [f'{self.root}/federated_rate0.2_{seed}' for seed in (1, 2)]
     self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
 
@@ -206,7 +206,7 @@ class MissingTest(tiny.TestCase):
     with self.assertRaisesRegex(
         ValueError, 'federated_1 was run with COHORT_SIZE = 4, which is 8 now'
     ):
-      self.names(tiny.group(tiny.row(recipe=recipe)))
+      self.names(tiny.study(tiny.row(recipe=recipe)))
 
 
 class RunAllTest(tiny.TestCase):

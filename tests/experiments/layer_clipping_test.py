@@ -20,7 +20,7 @@ _SPECS = {
 }
 
 
-def _measure(a: float, b: float, *, num_groups=1):
+def _measure(a: float, b: float, *, num_replicates=1):
   """What is measured of clients that all have one delta: (a, a, a, a), (b)."""
   delta = weights_lib.Weights(
       a=tf.fill([4], a), b=tf.fill([1], b)
@@ -29,7 +29,7 @@ def _measure(a: float, b: float, *, num_groups=1):
       model=types.SimpleNamespace(specs=_SPECS),
       weights=weights_lib.initialize(_SPECS, tf.constant([1, 0])),
       deltas=lambda: itertools.repeat(delta),
-      num_groups=num_groups,
+      num_replicates=num_replicates,
       num_rounds=2,
       cohort_size=3,
   )
@@ -85,7 +85,7 @@ class LayerClippingTest(cases.TestCase):
     # The cosine of g + n with g, where |n| / |g| is .63, over many draws.
     case = (1 / 8, 0.63, 'mean')
     with mock.patch.object(layer_clipping, '_cases', lambda: [case]):
-      found = _measure(0.3, 0.8, num_groups=200)
+      found = _measure(0.3, 0.8, num_replicates=200)
     gains = [
         row['gain']
         for row in found['rows']
@@ -100,7 +100,7 @@ class LayerClippingTest(cases.TestCase):
 
   def test_a_report_has_all_that_was_measured(self):
     path = self.path('layer_clipping.md')
-    found = _measure(0.3, 0.8, num_groups=2)
+    found = _measure(0.3, 0.8, num_replicates=2)
     layer_clipping.write({'small': found, 'other': found}, path=path)
     with open(path, encoding='utf-8') as file:
       text = file.read()

@@ -17,9 +17,9 @@ from tff_asr.reports import runs
 
 class ReportTest(tiny.TestCase):
 
-  def report(self, *groups: design.Group) -> str:
+  def report(self, *studies: design.Study) -> str:
     path = self.path('results.md')
-    folders = self.folders._replace(suite=tiny.suite(*groups))
+    folders = self.folders._replace(suite=tiny.suite(*studies))
     report.write(folders=folders, path=path)
     with open(path, encoding='utf-8') as f:
       return f.read()
@@ -55,7 +55,7 @@ class ReportTest(tiny.TestCase):
         tiny.row(name, tiny.FEDERATED.but(name), seeds=(1,))
         for name in ('federated', 'mixed', 'absent')
     ]
-    text = self.report(tiny.group(tiny.SEED_ROW, *rows, claims=claims))
+    text = self.report(tiny.study(tiny.SEED_ROW, *rows, claims=claims))
     self.assertIn('Not run yet: absent.', text)
     for number, (*_, found, verdict) in enumerate(cases):
       self.assertRegex(text, rf'\| x +\| Claim {number}\. +\| {verdict} +\|')
@@ -76,7 +76,7 @@ class ReportTest(tiny.TestCase):
         self.finish(f'{name}_{seed}', 4 + extra, 6 + extra)
     self.finish('one_1', 2, 4)
     several = dict(seeds=(1, 2, 3))
-    group = tiny.group(
+    study = tiny.study(
         tiny.SEED_ROW,
         tiny.row(**several),
         tiny.row('mixed', tiny.FEDERATED.but('mixed'), **several),
@@ -84,11 +84,11 @@ class ReportTest(tiny.TestCase):
             'one', tiny.FEDERATED.but('one'), seeds=(1,), against='mixed'
         ),
     )
-    # Rows of another group vary by themselves.
+    # Rows of another study vary by themselves.
     other = tiny.row('other', tiny.FEDERATED.but('other'), seeds=(1, 2))
     self.finish('other_1', 0, 0)
     self.finish('other_2', 9, 9)
-    text = self.report(group, tiny.group(tiny.SEED_ROW, other, name='y'))
+    text = self.report(study, tiny.study(tiny.SEED_ROW, other, name='y'))
     self.assertEqual(
         re.findall(
             r'changes a run by (.{4}) points: the standard deviation of (\d) '
@@ -115,7 +115,7 @@ class ReportTest(tiny.TestCase):
     for name, step in (('federated', 1), ('mixed', 2)):
       for seed in (1, 2, 3):
         self.finish(f'{name}_{seed}', 3 + seed * step, 3 + seed * step)
-    text = self.report(tiny.group(
+    text = self.report(tiny.study(
         tiny.SEED_ROW,
         tiny.row(seeds=(1, 2, 3), kind='of one kind'),
         tiny.row(
@@ -132,18 +132,18 @@ class ReportTest(tiny.TestCase):
     for rate, dev, wrong in ((0.1, 0.4, 8), (0.2, 0.3, 7), (0.3, 0.45, 1)):
       self.finish(f'federated_rate{rate}_1', wrong, wrong, dev=dev)
     row = tiny.row(rates=(0.1, 0.2, 0.3))
-    group = tiny.group(tiny.SEED_ROW, row, columns=('rate', 'tried'))
-    self.assertIn('Not run yet: federated.', self.report(group))
+    study = tiny.study(tiny.SEED_ROW, row, columns=('rate', 'tried'))
+    self.assertIn('Not run yet: federated.', self.report(study))
     self.finish('federated_rate0.2_2', 5, 5)
     # (.7 + .5) / 2, and .1 sqrt(2).
     self.assertEqual(
-        self.cells(self.report(group))['federated'][::5],
+        self.cells(self.report(study))['federated'][::5],
         ['60.0 +- 14.1', '0.1: 40.0, 0.2: 30.0, 0.3: 45.0'],
     )
     self.finish('federated_rate0.1_1', 8, 8, dev=0.2)
     self.finish('federated_rate0.1_2', 8, 8)
     self.assertEqual(
-        self.cells(self.report(group))['federated'][4],
+        self.cells(self.report(study))['federated'][4],
         '0.1 (an end of those tried)',
     )
 
@@ -164,7 +164,7 @@ class ReportTest(tiny.TestCase):
             },
         },
     )
-    cells = self.cells(self.report(tiny.group(
+    cells = self.cells(self.report(tiny.study(
         tiny.SEED_ROW,
         tiny.row(seeds=(1,), against=None),
         columns=tuple(report.COLUMNS),
@@ -198,7 +198,7 @@ class ReportTest(tiny.TestCase):
     for seed, wrong, dev in ((1, 6, 0.3), (2, 4, 0.5), (3, 5, 0.4)):
       self.finish(f'federated_{seed}', wrong, wrong, dev=dev)
     row = tiny.row(seeds=(1, 2, 3), against=None)
-    text = self.report(tiny.group(row, columns=('range', 'dev range')))
+    text = self.report(tiny.study(row, columns=('range', 'dev range')))
     self.assertEqual(
         self.cells(text)['federated'][-2:], ['40.0 to 60.0', '30.0 to 50.0']
     )
@@ -211,7 +211,7 @@ class ReportTest(tiny.TestCase):
         design.claim(f'{m:g}.', 'federated', -1, 'seed', margin=m)
         for m in (0.15, 0.1, 0.05)
     ]
-    text = self.report(tiny.group(
+    text = self.report(tiny.study(
         tiny.SEED_ROW, tiny.row(seeds=(1,)), claims=tuple(claims)
     ))
     self.assertEqual(
@@ -234,7 +234,7 @@ class ReportTest(tiny.TestCase):
     ]
     one = dict(seeds=(1,))
     other = tiny.row('other', tiny.FEDERATED.but('other'), **one)
-    text = self.report(tiny.group(
+    text = self.report(tiny.study(
         tiny.SEED_ROW, tiny.row(**one), other, claims=tuple(claims)
     ))
     self.assertEqual(
@@ -255,7 +255,7 @@ class ReportTest(tiny.TestCase):
         f'The LM helps {row}.', {row: 1}, -1, 0.0, runs.WER_WITH_LM, runs.WER
     )
     other = tiny.row('other', tiny.FEDERATED.but('other'), seeds=(1,))
-    text = self.report(tiny.group(
+    text = self.report(tiny.study(
         tiny.row(),
         other,
         columns=('LM minus greedy',),
@@ -270,10 +270,10 @@ class ReportTest(tiny.TestCase):
 
   def test_a_further_test_part_has_tables_and_verdicts_of_its_own(self):
     claims = (design.claim('It helps.', 'federated', -1, 'seed'),)
-    group = tiny.group(tiny.SEED_ROW, tiny.row(seeds=(1,)), claims=claims)
+    study = tiny.study(tiny.SEED_ROW, tiny.row(seeds=(1,)), claims=claims)
     for name, errors in (('seed', (6, 8)), ('federated_1', (4, 6))):
       self.finish(name, *errors)
-    text = self.report(group)
+    text = self.report(study)
     self.assertRegex(text, r'\| It helps\. +\| holds +\| not run +\|')
     self.assertNotIn("AN4's own test part:", text)
     for name, errors in (('seed', (3, 3)), ('federated_1', (5, 5))):
@@ -282,7 +282,7 @@ class ReportTest(tiny.TestCase):
           os.path.join(self.path('other'), 'test.json'),
           os.path.join(self.path(name), 'official.json'),
       )
-    text = self.report(group)
+    text = self.report(study)
     self.assertRegex(text, r'\| It helps\. +\| holds +\| the opposite +\|')
     own = text[text.index("AN4's own test part:"):]
     self.assertEqual(self.cells(own)['seed'][0], '30.0')
@@ -295,7 +295,7 @@ class ReportTest(tiny.TestCase):
         results={},
     )
     columns = ('epsilon', 'utterances', 'seconds')
-    cells = self.cells(self.report(tiny.group(
+    cells = self.cells(self.report(tiny.study(
         tiny.SEED_ROW, tiny.row(seeds=(1,), against=None), columns=columns
     )))
     self.assertEqual(cells['federated'][4:], ['12', '', ''])
@@ -303,7 +303,7 @@ class ReportTest(tiny.TestCase):
   def test_a_language_model_has_columns_and_is_named(self):
     self.finish('seed', 6, 8, errors_with_lm={'a': (4, 10), 'b': (2, 10)})
     self.finish('federated_1', 4, 6)
-    text = self.report(tiny.group(tiny.SEED_ROW, tiny.row(seeds=(1,))))
+    text = self.report(tiny.study(tiny.SEED_ROW, tiny.row(seeds=(1,))))
     cells = self.cells(text)
     self.assertEqual(
         cells[''],
@@ -328,17 +328,17 @@ class ReportTest(tiny.TestCase):
     )
     self.report(
         # Numbers with a gap, words, and no point, which gives no plot.
-        tiny.group(central, few, x_label='cohort', name='gap'),
-        tiny.group(
+        tiny.study(central, few, x_label='cohort', name='gap'),
+        tiny.study(
             tiny.SEED_ROW, tiny.row(x='LAMB', **one), x_label='y', name='word'
         ),
-        tiny.group(
+        tiny.study(
             dataclasses.replace(tiny.SEED_ROW, series='from scratch', x=0.0),
             tiny.row(x=design.EPSILON, series='from scratch', **one),
             few, x_label='epsilon', name='epsilon',
         ),
-        tiny.group(tiny.SEED_ROW, tiny.row(), x_label='y', name='line'),
-        tiny.group(tiny.SEED_ROW, name='without'),
+        tiny.study(tiny.SEED_ROW, tiny.row(), x_label='y', name='line'),
+        tiny.study(tiny.SEED_ROW, name='without'),
     )
     self.assertCountEqual(
         os.listdir(self.path('results')),
@@ -346,9 +346,11 @@ class ReportTest(tiny.TestCase):
     )
 
   def test_rows_that_were_not_run_are_marked(self):
-    text = self.report(*an4.SUITE.groups)
-    self.assertEqual(text.count('\nNot run.\n'), len(an4.SUITE.groups))
+    text = self.report(*an4.SUITE.studies)
+    self.assertEqual(text.count('\nNot run.\n'), len(an4.SUITE.studies))
     lines = [line for line in text.splitlines() if line.startswith('|')]
-    self.assertLen(lines, 2 + sum(len(group.claims) for group in an4.SUITE.groups))
+    self.assertLen(
+        lines, 2 + sum(len(study.claims) for study in an4.SUITE.studies)
+    )
     for line in lines[2:]:
       self.assertRegex(line, r'\| not run +\| not run +\|$')

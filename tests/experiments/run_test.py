@@ -1,4 +1,4 @@
-"""A small group of experiments, from shards to its report, by real programs."""
+"""A small study of experiments, from shards to its report, by real programs."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ _FEDERATED = tiny.FEDERATED.but(
     model=_TINY,
     parent=_SEED,
 )
-_GROUP = tiny.group(
+_STUDY = tiny.study(
     design.Row('seed', _SEED, seeds=(None,)),
     tiny.row(recipe=_FEDERATED, seeds=(1,), rates=(0.01, 0.02)),
     columns=('epsilon', 'utterances', 'MB', 'rate'),
@@ -42,7 +42,7 @@ class RunTest(cases.TestCase):
     super().setUp()
     self.report = self.path('results.md')
     self.folders = jobs.Folders(
-        self.path('data'), self.path('runs'), tiny.suite(_GROUP)
+        self.path('data'), self.path('runs'), tiny.suite(_STUDY)
     )
     for number, speakers in enumerate(('public', 'private', 'dev', 'test')):
       fakes.write_split(

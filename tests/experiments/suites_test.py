@@ -12,14 +12,14 @@ from tests import experiment_files
 from tff_asr import config
 
 
-_GROUPS = (*an4.SUITE.groups, *population.SUITE.groups)
+_STUDIES = (*an4.SUITE.studies, *population.SUITE.studies)
 
 
-def _runs(group: design.Group) -> list[design.Run]:
-  """All that could be run of a group, with what the runs start from."""
+def _runs(study: design.Study) -> list[design.Run]:
+  """All that could be run of a study, with what the runs start from."""
   runs = [
       design.Run(row.recipe, seed, rate)
-      for row in group.rows
+      for row in study.rows
       for seed in row.seeds
       for rate in row.rates or (None,)
   ]
@@ -29,28 +29,28 @@ def _runs(group: design.Group) -> list[design.Run]:
 
 class SuitesTest(parameterized.TestCase):
 
-  @parameterized.parameters(*_GROUPS)
-  def test_rows_and_claims_name_each_other(self, group):
-    labels = [row.label for row in group.rows]
+  @parameterized.parameters(*_STUDIES)
+  def test_rows_and_claims_name_each_other(self, study):
+    labels = [row.label for row in study.rows]
     self.assertCountEqual(labels, set(labels))
-    for row in group.rows:
+    for row in study.rows:
       self.assertIn(row.against, {None, *labels} - {row.label})
-    for claim in group.claims:
+    for claim in study.claims:
       self.assertContainsSubset(claim.weights, labels)
       # A difference of rates: what all rows have in common falls out.
       if claim.baseline is None:
         self.assertAlmostEqual(sum(claim.weights.values()), 0)
-    self.assertContainsSubset(group.columns, report.COLUMNS)
+    self.assertContainsSubset(study.columns, report.COLUMNS)
 
   def test_runs_of_a_name_are_trained_alike(self):
     known = {}
-    for group in population.SUITE.groups:
-      for run in _runs(group):
+    for study in population.SUITE.studies:
+      for run in _runs(study):
         self.assertEqual(known.setdefault(run.name, run), run)
 
-  @parameterized.parameters(*_GROUPS)
-  def test_the_settings_of_all_runs_are_known(self, group):
-    for run in {run.recipe.name: run for run in _runs(group)}.values():
+  @parameterized.parameters(*_STUDIES)
+  def test_the_settings_of_all_runs_are_known(self, study):
+    for run in {run.recipe.name: run for run in _runs(study)}.values():
       experiment = f'gin/experiments/{run.recipe.experiment}.gin'
       config.bind(
           experiment_files.program(experiment),

@@ -1,4 +1,4 @@
-"""A small group of experiments, and folders as its runs leave them."""
+"""A small study of experiments, and folders as its runs leave them."""
 
 import dataclasses
 import functools
@@ -24,15 +24,15 @@ def row(label: str = 'federated', recipe=FEDERATED, **changes) -> design.Row:
   )
 
 
-def group(*rows: design.Row, **changes) -> design.Group:
-  return design.Group(**{
+def study(*rows: design.Row, **changes) -> design.Study:
+  return design.Study(**{
       'name': 'x', 'title': 'X', 'question': 'Why?', 'rows': rows, **changes
   })
 
 
-def suite(*groups: design.Group) -> design.Suite:
-  """AN4's, of other groups, decoded greedily."""
-  return dataclasses.replace(an4.SUITE, groups=groups, language_model=None)
+def suite(*studies: design.Study) -> design.Suite:
+  """AN4's, of other studies, decoded greedily."""
+  return dataclasses.replace(an4.SUITE, studies=studies, language_model=None)
 
 
 class TestCase(cases.TestCase):
