@@ -654,7 +654,7 @@ class LostReportTest(absltest.TestCase):
     """Serves two clients; returns the round, and both workers."""
     # A reference is its value here.
     lost = object()
-    report = ray_worker.GroupReport([], [np.float32(1.0)])
+    report = ray_worker.ClientGroupReport([], [np.float32(1.0)])
     runner = _FakeRunner(2)
     first, second = runner.all
     first.handle.train.remote.side_effect = [report, lost]

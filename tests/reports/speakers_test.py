@@ -53,11 +53,11 @@ class SpreadTest(absltest.TestCase):
     self.assertEqual(speakers.worst_tenth(found), 0.75)
 
 
-class GroupsTest(absltest.TestCase):
+class ByAttributeTest(absltest.TestCase):
 
   def test_rates_by_hand(self):
     # Who has no words, e, is of no group. Accents have one group: left out.
-    groups = speakers.groups(_run(
+    groups = speakers.by_attribute(_run(
         {'a': (1, 10), 'b': (5, 10), 'c': (2, 40), 'd': (3, 4), 'e': (9, 0)},
         {
             'a': {'gender': 'female', 'accent': 'us'},
@@ -83,11 +83,11 @@ class GroupsTest(absltest.TestCase):
         None, {}, {'a': {'x': 'y'}}, {name: {'x': 'y'} for name in 'ab'}
     ):
       run = _run({'a': (1, 10), 'b': (5, 10)}, attributes)
-      self.assertEqual(speakers.groups(run), {})
+      self.assertEqual(speakers.by_attribute(run), {})
 
   def test_groups_are_sorted_by_size_and_small_ones_are_merged(self):
     counts = {chr(ord('a') + i): 1 + i % 3 for i in range(14)}
-    groups = speakers.groups(_ones(counts, 'x'))
+    groups = speakers.by_attribute(_ones(counts, 'x'))
     # Of three speakers c, f, i, l; of two b, e, h, k, n; of one a, d, g, j, m.
     self.assertEqual(
         [value for _, value in groups], [*'cfilbehknadg', '2 smaller groups']

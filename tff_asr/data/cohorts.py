@@ -11,10 +11,12 @@ Kinds of sampling, as accounting names them (`accounting.Sampling`):
               population
   fixed_size  cohort_size clients, every such set equally likely
   full        all clients in each round
-  min_sep     cohort_size clients of one group: b groups take turns, so no
-              client takes part twice within b rounds (for correlated noise)
-  cyclic      each client of one group joins independently, with probability
-              b cohort_size / population; b groups take turns (for banded noise)
+  min_sep     cohort_size clients of one sampling group: b such groups take
+              turns, so no client takes part twice within b rounds (for
+              correlated noise)
+  cyclic      each client of one sampling group joins independently, with
+              probability b cohort_size / population; b such groups take turns
+              (for banded noise)
 
 Cohorts are secret: they are functions of a 256-bit key and the round number,
 never logged and never saved. A cohort is sorted by client id; what a client
@@ -110,8 +112,8 @@ class Cohorts:
     """`CohortState.groups` of these clients."""
     if self.sampling.min_sep is None:
       return ''
-    # Groups follow from all ids: with one more or less, clients move to other
-    # groups, and may take part again too soon.
+    # Sampling groups follow from all ids: with one more or less, clients move
+    # to other groups, and may take part again too soon.
     return hashlib.sha256(json.dumps(self.client_ids).encode()).hexdigest()
 
 
@@ -166,10 +168,10 @@ def min_sep(
 ) -> Cohorts:
   """cohort_size clients a round, none twice within min_sep rounds.
 
-  Clients b, 2 b, .. places apart in the order of ids are a group, and each of
-  the b groups has its turn once in b rounds. So a client takes part at most
-  ceil(T / b) times in T rounds. Groups are public: they follow from ids alone,
-  so that they outlive lost keys.
+  Clients b, 2 b, .. places apart in the order of ids are a sampling group, and
+  each of the b groups has its turn once in b rounds. So a client takes part at
+  most ceil(T / b) times in T rounds. These groups are public: they follow from
+  ids alone, so that they outlive lost keys.
 
   Args:
     client_ids: As in `poisson`.
@@ -195,7 +197,7 @@ def cyclic(
     min_sep: int,
     key: np.ndarray | None = None,
 ) -> Cohorts:
-  """As `min_sep`, but each client of a group joins independently.
+  """As `min_sep`, but each client of a sampling group joins independently.
 
   cohort_size clients are expected; see `min_sep` for the args.
   """
@@ -285,7 +287,8 @@ def draw_indices(
   round number in the nonce, so no two rounds share a word. A Poisson client
   joins if its word is below 2^64 times its probability (exact to 2^-64). A
   fixed-size cohort is the cohort_size smallest words, of all clients or of the
-  group (equal words, of probability below population^2 / 2^64, go by id).
+  sampling group (equal words, of probability below population^2 / 2^64, go by
+  id).
 
   Args:
     sampling: How.
@@ -298,8 +301,8 @@ def draw_indices(
   population = sampling.population
   if sampling.cohort_size == population:  # Under Poisson, too: probability 1.
     return np.arange(population)
-  # A word for each client of the population, also outside of the group: so a
-  # client's word depends on its number and the round only.
+  # A word for each client of the population, also outside of the sampling
+  # group: so a client's word depends on its number and the round only.
   words = chacha20.words64(
       key, release=round_num, stream=_STREAM, count=population
   )

@@ -7,7 +7,7 @@
       |    graph.Program     each of them; a LoadedProgram in a process
       |
     client_round.ClientRound   one call: its clients, their errors, the stop
-      |  scheduler.Scheduler   assigns groups of clients to workers
+      |  scheduler.Scheduler   assigns client groups to workers
       |
       +-- this process                     +-- Ray workers, in other processes
       |   one thread for each of:          |   ray_runner.Actor: the handle

@@ -77,8 +77,8 @@ class ClientRound:
     program: the computation.
     clients: a tuple of values for each client.
     broadcast: what `prepare` returned.
-    scheduler: assigns the groups of clients to workers.
-    ordered: the sum that depends on the order of the groups, or None.
+    scheduler: assigns the client groups to workers.
+    ordered: the sum that depends on the order of the client groups, or None.
     stop: set from outside to end the round between clients.
     max_failed: how many clients may fail.
     timeout_sec: how long a client's work may take, or None.
@@ -167,7 +167,7 @@ class ClientRound:
     self.in_progress.pop(position, None)
 
   def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
-    """Adds a group's part of the sum that depends on the order."""
+    """Adds a client group's part of the sum that depends on the order."""
     if self.ordered is not None:
       self.ordered.add(number, leaves)
 

@@ -113,8 +113,8 @@ class ClientTrainer:
     device = self.devices[thread]
     programs = self._loaded.programs
     with tf.device(device):
-      # Exact leaves continue over all groups; the others start from zero for
-      # each group, because the driver adds the groups' in order.
+      # Exact leaves continue over all client groups; the others start from
+      # zero for each group, because the driver adds the groups' in order.
       accumulator = programs.join(
           self._sums[thread] or programs.split(
               programs.as_variables(self._loaded.zero())

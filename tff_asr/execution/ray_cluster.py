@@ -7,7 +7,7 @@ A worker is a Ray actor: a process with one device or more. A round:
     here    prepare             the broadcast, to the object store
     here    Scheduler.acquire   a task, in a thread for each of a worker's
     worker  ping                before each task: does its object store answer?
-    worker  train               a group of clients, into the worker's sum
+    worker  train               a client group, into the worker's sum
     worker  flush               that sum, once no client is left
     here    Scheduler.complete  or `fail`, if the worker is gone
     task    ray_sums.add_packed adds eight sums each, if there are more

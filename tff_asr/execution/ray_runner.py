@@ -422,7 +422,7 @@ class _RayRound:
   def _train(
       self, actor: Actor, thread: int, group: scheduler.ClientGroup
   ) -> None:
-    """Trains a group on an actor, into its running sum.
+    """Trains a client group on an actor, into its running sum.
 
     Raises:
       scheduler.RoundStopped: the round has ended.
@@ -471,7 +471,7 @@ class _RayRound:
         raise scheduler.RoundStopped()
       if timeout_sec and time.monotonic() - begun_sec > timeout_sec:
         logging.warning(
-            'A Ray worker has taken more than %g s for a group of clients or a '
+            'A Ray worker has taken more than %g s for a client group or a '
             'ping (CLIENT_TIMEOUT_SEC for each client) and counts as lost.',
             timeout_sec,
         )

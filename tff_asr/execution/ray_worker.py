@@ -92,7 +92,7 @@ class RoundInputs(NamedTuple):
     computation: the number of the computation, which names the programs.
     programs: a list with the reference to the `compiler.ClientPrograms`.
     broadcast: a list with the reference to the packed broadcast.
-    leaves_out: whether a group continues after a client has failed.
+    leaves_out: whether a client group continues after one has failed.
   """
 
   # Lists keep Ray from replacing the references by their values in each call.
@@ -103,8 +103,8 @@ class RoundInputs(NamedTuple):
   leaves_out: bool
 
 
-class GroupReport(NamedTuple):
-  """Report on the training of a group of clients.
+class ClientGroupReport(NamedTuple):
+  """Report on the training of a client group.
 
   Attributes:
     errors: positions of the clients that failed, and their errors.
@@ -117,7 +117,7 @@ class GroupReport(NamedTuple):
 
 
 class RayWorker:
-  """Trains groups of clients into a running sum, which it returns on request.
+  """Trains client groups into a running sum, which it returns on request.
 
   It keeps the loaded programs of the last few computations, and the rounds that
   have not ended. Several threads may train at once.
@@ -188,7 +188,7 @@ class RayWorker:
       thread: int,
       positions: Sequence[int],
       clients: Sequence[Sequence[Packed]],
-  ) -> GroupReport:
+  ) -> ClientGroupReport:
     """Trains clients one after another, and adds them to the running sum.
 
     Args:
@@ -197,16 +197,16 @@ class RayWorker:
       positions: each client's position in the cohort.
       clients: each client's packed values.
     """
-    monitor = _GroupMonitor(key, self._ended)
+    monitor = _ClientGroupMonitor(key, self._ended)
     try:
       trainer, values = self._begin_round(key)
       values |= zip(positions, map(unpack, clients))
       ordered = trainer.train(thread, positions, monitor=monitor)
     except scheduler.RoundStopped:
-      return GroupReport(monitor.errors, None)
+      return ClientGroupReport(monitor.errors, None)
     for position in positions:
       del values[position]  # A client's data may be large.
-    return GroupReport(monitor.errors, pack(ordered))
+    return ClientGroupReport(monitor.errors, pack(ordered))
 
   def flush(self, key: RoundInputs) -> tuple[int, ray_sums.PackedSum]:
     """Returns the running sum's bytes, and the sum; begins an empty one."""
@@ -250,8 +250,8 @@ class RayWorker:
     return self._loaded[key.computation]
 
 
-class _GroupMonitor:
-  """A `client_trainer.ClientMonitor` of one group, for the driver's report."""
+class _ClientGroupMonitor:
+  """The `client_trainer.ClientMonitor` of one client group."""
 
   def __init__(self, key: RoundInputs, ended: Sequence[int]):
     self._key = key

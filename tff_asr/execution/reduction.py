@@ -1,11 +1,11 @@
-"""Sums over groups of clients and over devices.
+"""Sums over client groups and over devices.
 
 Sums of integers are exact in any order: each thread adds its clients, each
 device its threads' sums, and `sum_over_devices` the devices' sums, pairwise.
 Sums of floats (measurements, deltas without a clip) depend on the order.
-`OrderedSum` adds them in the order of the groups' numbers, whichever is ready
-first, so that their bits depend neither on the number of workers nor on their
-speed.
+`OrderedSum` adds them in the order of the client groups' numbers, whichever is
+ready first, so that their bits depend neither on the number of workers nor on
+their speed.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 class OrderedSum:
-  """Adds the groups' results from left to right by number; thread-safe.
+  """Adds the client groups' results from left to right by number; thread-safe.
 
   Results that arrive before their turn wait. The scheduler's `max_ahead` limits
   how many these are.

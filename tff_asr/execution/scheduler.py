@@ -1,6 +1,6 @@
 """Assigns a round's clients to workers, and reassigns lost ones.
 
-A cohort is divided into groups of clients (`group_clients`), of one client each
+A cohort is divided into client groups (`group_clients`), of one client each
 unless their sums are large. Each thread of a worker does
 
     while (task := scheduler.acquire(worker)) is not None:
@@ -84,7 +84,7 @@ def group_clients(
     is_large: bool = False,
     costs: Sequence[float] | None = None,
 ) -> list[ClientGroup]:
-  """Divides a cohort into groups.
+  """Divides a cohort into client groups.
 
     >>> group_clients(3, costs=[1.0, 5.0, 1.0])[0]
     ClientGroup(number=0, positions=(1,))

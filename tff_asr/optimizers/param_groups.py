@@ -3,11 +3,11 @@
 It serves fine-tuning: a pre-trained encoder takes smaller steps than a new
 head, or no steps at first. Let the inner optimizer's step be w -> step(w):
 
-    w <- w + rate (step(w) - w)    for the weights of the group,
+    w <- w + rate (step(w) - w)    for the weights of the param group,
     w <- step(w)                   for the others.
 
-The group may have another inner optimizer, for example with another warm-up.
-The group and the other weights each have a state. While the group has no
+The param group may have another inner optimizer, for example with another
+warm-up. It and the other weights each have a state. While the group has no
 gradients (all are None), its weights and its state do not change: its moments,
 bias corrections and schedule begin with its first gradients.
 """
@@ -36,7 +36,7 @@ def build_param_groups(
 
   Args:
     optimizer: Its state is that of `others` in the state.
-    group: Names of the group's weights.
+    group: Names of the param group's weights.
     rate: Factor of the group's steps; positive.
     group_optimizer: Its state is that of `group`; None: one like `optimizer`.
       Its hyperparameters are of the same names.

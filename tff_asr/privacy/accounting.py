@@ -195,7 +195,7 @@ class RoundGroup:
 
   sampler_epsilon bounds how much inexact noise adds to a round's epsilon
   (`queries.sampler_epsilon`). strategy is set for min_sep and cyclic cohorts
-  with correlated noise; their group holds all rounds of one sequence
+  with correlated noise; their round group holds all rounds of one sequence
   (`ledger.Charges`), from the first on. secure_sum is set if clients add the
   noise.
   """

@@ -120,10 +120,10 @@ def likelihood_ratios(
   prob = sampling.sampling_prob
   separation = sampling.min_sep or 1
   rounds = np.arange(len(round_scores))[:, None]
-  # A canary can only join rounds of its own group.
+  # A canary can only join rounds of its own sampling group.
   here = np.where((rounds - places) % separation == 0, means, 0.0)
   if sampling.kind == 'min_sep':
-    # A round takes cohort_size of a canary's group.
+    # A round takes cohort_size of a canary's sampling group.
     members = -((places % separation - sampling.population) // separation)
     prob = sampling.cohort_size / members
   # Scores have unit variance, so their covariance is the correlation.
@@ -131,7 +131,7 @@ def likelihood_ratios(
   inverse = np.linalg.inv(covariance / np.outer(scale, scale))
   joined = here * (inverse @ round_scores)
   joined -= here**2 * np.diag(inverse)[:, None] / 2
-  # log(0) where the whole group joins: the mixture is then `joined` alone.
+  # log(0) where the whole group joins: only `joined` is left of the mixture.
   with np.errstate(divide='ignore'):
     each = np.logaddexp(np.log1p(-prob), np.log(prob) + joined)
   return each.sum(axis=0)

@@ -1,8 +1,8 @@
-"""Word errors by speaker and by group of speakers: gender, age, accent.
+"""Word errors by speaker and by speaker group: gender, age, accent.
 
-Groups come from the corpus's attributes of speakers (`data.speakers`), which
-the evaluation stores. Intervals are bootstraps over the speakers of a group
-(`metrics.confidence`).
+Speaker groups come from the corpus's attributes of speakers (`data.speakers`),
+which the evaluation stores. Intervals are bootstraps over the speakers of a
+group (`metrics.confidence`).
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tff_asr.metrics import word_errors
 from tff_asr.reports import runs as runs_lib
 
 NOT_KNOWN = 'not known'
-# Number of groups of an attribute that are shown; smaller ones are merged.
-MAX_GROUPS = 12
+# Speaker groups of an attribute that are shown; smaller ones are merged.
+MAX_SPEAKER_GROUPS = 12
 _WORST_SHARE = 0.1
 
 
-class Group(NamedTuple):
-  """Word errors of a group of speakers.
+class SpeakerGroup(NamedTuple):
+  """Word errors of the speakers with one value of an attribute.
 
   Attributes:
     rate: Word error rate over all their words.
@@ -51,11 +51,11 @@ def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
   return word_errors.total(errors[-count:]).rate
 
 
-def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
+def by_attribute(run: runs_lib.Run) -> dict[tuple[str, str], SpeakerGroup]:
   """Groups an evaluation's speakers by attribute.
 
   Groups of an attribute are sorted by decreasing number of speakers, followed
-  by the groups beyond `MAX_GROUPS`, merged, and `NOT_KNOWN`.
+  by the groups beyond `MAX_SPEAKER_GROUPS`, merged, and `NOT_KNOWN`.
 
   Returns:
     Groups by attribute and value; empty without an evaluation. Attributes with
@@ -77,7 +77,7 @@ def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
       continue
     # Ties by name, so that equal evaluations give equal tables.
     by_size = sorted(members, key=lambda value: (-len(members[value]), value))
-    shown, rest = by_size[:MAX_GROUPS], by_size[MAX_GROUPS:]
+    shown, rest = by_size[:MAX_SPEAKER_GROUPS], by_size[MAX_SPEAKER_GROUPS:]
     ordered = {value: members[value] for value in shown}
     if rest:
       ordered[f'{len(rest)} smaller groups'] = sum(map(members.get, rest), [])
@@ -88,11 +88,11 @@ def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
   return found
 
 
-def _group(errors: Sequence[word_errors.WordErrors]) -> Group:
+def _group(errors: Sequence[word_errors.WordErrors]) -> SpeakerGroup:
   """Computes the word errors of a group."""
   found = confidence.rate(
       [each.errors for each in errors], [each.words for each in errors]
   )
   # A single speaker has no spread to resample.
   ends = (found.low, found.high) if len(errors) > 1 else None
-  return Group(found.estimate, ends, len(errors))
+  return SpeakerGroup(found.estimate, ends, len(errors))

@@ -220,7 +220,7 @@ def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
 
 def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
   """Returns word error rates of groups of speakers, one column per run."""
-  by_run = [speakers_lib.groups(run) for run in runs]
+  by_run = [speakers_lib.by_attribute(run) for run in runs]
   labels = dict.fromkeys(label for found in by_run for label in found)
   return [
       ['WER by group, % (95 %; speakers)', *(run.name for run in runs)],
@@ -389,7 +389,7 @@ def _step_seconds(row: Row) -> str:
   return f'{statistics.median(plain):.2f}' if plain else ''
 
 
-def _group(group: Optional[speakers_lib.Group]) -> str:
+def _group(group: Optional[speakers_lib.SpeakerGroup]) -> str:
   """A group's word error rate with its interval and number of speakers."""
   if group is None:
     return ''
