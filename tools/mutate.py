@@ -40,9 +40,11 @@ _TIMEOUT_SEC = 1200
 _TEST_TIMEOUT_SEC = 120
 _HEADER = re.compile(r'(.+)\nTests: (.+)\n\n--- a/(.+)\n\+\+\+ b/\3\n')
 _PASSED, _FAILED = 0, 1  # pytest's exit codes.
-# pytest-timeout ends the process at once, after the name that -v prints.
+# A test whose subtest fails has no line of its own. pytest-timeout ends the
+# process at once, after the name that -v prints.
 _FIRST_FAILURE = re.compile(
-    r'^FAILED (\S+)|^(\S+::\S+) \++ Timeout', re.MULTILINE
+    r'^(?:SUB)?FAILED.*? (\S+\.py::\S+)|^(\S+::\S+) \++ Timeout',
+    re.MULTILINE,
 )
 
 

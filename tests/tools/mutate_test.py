@@ -38,15 +38,12 @@ class MutantsTest(absltest.TestCase):
           )
 
 
-class HangTest(cases.TestCase):
+class FirstFailureTest(cases.TestCase):
 
-  def test_a_test_that_hangs_ends_and_is_named(self):
-    test = pathlib.Path(self.path('hang_test.py'))
-    test.write_text(
-        'import threading\n\n'
-        'def test_ok(): pass\n\n'
-        'def test_hang(): threading.Event().wait()\n'
-    )
+  def run_pytest(self, text: str) -> str:
+    """The output of pytest on a file with a test that fails."""
+    test = pathlib.Path(self.path('some_test.py'))
+    test.write_text(text)
     finished = subprocess.run(
         [
             sys.executable, '-m', 'pytest', '-v', '-p', 'no:cacheprovider',
@@ -59,8 +56,31 @@ class HangTest(cases.TestCase):
         check=False,
     )
     self.assertEqual(finished.returncode, 1, finished.stdout)
+    return finished.stdout
+
+  def test_a_test_that_hangs_ends_and_is_named(self):
+    output = self.run_pytest(
+        'import threading\n\n'
+        'def test_ok(): pass\n\n'
+        'def test_hang(): threading.Event().wait()\n'
+    )
     self.assertEqual(
-        mutate.first_failure(finished.stdout), 'hang_test.py::test_hang'
+        mutate.first_failure(output), 'some_test.py::test_hang'
     )
     # Where it hung.
-    self.assertIn('line 5, in test_hang', finished.stdout)
+    self.assertIn('line 5, in test_hang', output)
+
+  def test_a_test_of_which_only_a_subtest_fails_is_named(self):
+    # pytest counts such a test as passed, and names it behind the subtest.
+    for arguments in ('', "'a b::c', i=1"):
+      output = self.run_pytest(
+          'import unittest\n\n'
+          'class A(unittest.TestCase):\n'
+          '  def test_ok(self): pass\n'
+          '  def test_sub(self):\n'
+          f'    with self.subTest({arguments}):\n'
+          '      self.fail("x.py::y")\n'
+      )
+      self.assertEqual(
+          mutate.first_failure(output), 'some_test.py::A::test_sub'
+      )
