@@ -166,5 +166,8 @@ class ExamplesTest(parameterized.TestCase):
     page = (layers.ROOT / 'docs' / 'extending.md').read_text('utf-8')
     for path in _EXAMPLES.rglob('*.gin'):
       self.assertIn(path.relative_to(layers.ROOT).as_posix(), page)
+    # The recipe for noise is complete in itself.
+    for path in (_EXAMPLES / 'mechanism').glob('lagged_noise.*'):
+      self.assertIn(path.read_text('utf-8'), page)
     for path in re.findall(r'examples/[\w/]+\.\w+', page):
       self.assertTrue((layers.ROOT / path).exists(), path)

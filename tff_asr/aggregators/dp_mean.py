@@ -18,8 +18,9 @@ number of clients that came, which is private under Poisson sampling.
     >>> print(process.next.type_signature.result.result)
     float32[3]@SERVER
 
-`build`: the server adds the noise. `build_distributed`: clients do, and the
-server sees a secure sum. docs/metrics.md lists the measurements M.
+`build`: the server adds the noise, in `get_noised_result` of the query
+(`privacy.queries`). `build_distributed`: clients do (`privacy.distributed`),
+and the server sees a secure sum. docs/metrics.md lists the measurements M.
 """
 
 import collections

@@ -1,8 +1,9 @@
 """Gaussian noise on an integer grid, drawn from a cryptographic generator.
 
-`gaussian` returns integers distributed as round(N), N ~ N(0, stddev^2). The
-same key and release give the same bits in every context, and no two tensors
-share a random stream.
+`gaussian` returns integers distributed as round(N), N ~ N(0, stddev^2), which
+`queries.PerLayerClipSumQuery.get_noised_result` adds to the sum. The same key
+and release give the same bits in every context, and no two tensors share a
+random stream.
 
     >>> from tff_asr.privacy import keys
     >>> key = tf.constant(keys.draw())

@@ -100,7 +100,8 @@ class NoiseProcess(Protocol):
 
   Gaussian only: clips bound the L2 norm, the sampler draws rounded Gaussians,
   and the ledger charges nothing else. Most correlated noise needs no new class:
-  write a strategy for `correlated_noise.CorrelatedNoise`.
+  write a strategy for `correlated_noise.CorrelatedNoise`, by the recipe of
+  docs/extending.md ("Noise").
 
   Attributes:
     resolution: Steps of a fresh draw in one step of the grid.
