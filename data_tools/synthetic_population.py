@@ -13,7 +13,7 @@ from tff_asr import launch  # First: quiets what others load.
 
 launch.install_early_sigint(__name__)
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import functools
 import os
 
@@ -63,15 +63,23 @@ def generate(
         f'num_speakers[{part}]': num_speakers[part],
         f'num_utterances[{part}]': num_utterances[part],
     })
-  return {
-      part: shards.write_split(
-          _list(
-              part,
-              num_speakers=num_speakers[part],
+  speakers = {
+      part: [
+          synthetic_voices.draw(
+              f'{part}-{number:06d}',
+              split=_SPLITS[part],
               num_utterances=num_utterances[part],
               seed=seed,
-          ),
+          )
+          for number in range(num_speakers[part])
+      ]
+      for part in PARTS
+  }
+  return {
+      part: shards.write_split(
+          _list(speakers[part]),
           os.path.join(output_dir, part),
+          attributes=_attributes(speakers[part]),
           origin={
               'corpus': 'generated population',
               'generator_version': _GENERATOR_VERSION,
@@ -90,27 +98,32 @@ def generate(
 
 
 def _list(
-    part: str, *, num_speakers: int, num_utterances: int, seed: int
+    speakers: Sequence[synthetic_voices.Speaker],
 ) -> list[utterances.Utterance]:
   """The utterances of a part, which the encoding workers synthesise."""
-  listed = []
-  for number in range(num_speakers):
-    speaker = synthetic_voices.draw(
-        f'{part}-{number:06d}',
-        split=_SPLITS[part],
-        num_utterances=num_utterances,
-        seed=seed,
-    )
-    listed.extend(
-        utterances.Utterance(
-            speaker.speaker_id,
-            f'{i:03d}',
-            sentence,
-            functools.partial(synthetic_voices.speak, speaker, i),
-        )
-        for i, sentence in enumerate(speaker.sentences)
-    )
-  return listed
+  return [
+      utterances.Utterance(
+          speaker.speaker_id,
+          f'{i:03d}',
+          sentence,
+          functools.partial(synthetic_voices.speak, speaker, i),
+      )
+      for speaker in speakers
+      for i, sentence in enumerate(speaker.sentences)
+  ]
+
+
+def _attributes(
+    speakers: Sequence[synthetic_voices.Speaker],
+) -> utterances.Attributes:
+  """The groups of speakers, by which error rates may differ."""
+  of_each = lambda value: {
+      speaker.speaker_id: frozenset([value(speaker)]) for speaker in speakers
+  }
+  return {
+      'accent': of_each(lambda speaker: speaker.accent),
+      'rate': of_each(synthetic_voices.rate_group),
+  }
 
 
 def main(_) -> None:

@@ -34,6 +34,8 @@ _NUM_FORMANTS = 9
 _ESPEAK_RATE_HZ = 22050
 _NOISE_TAPS = 32
 _RATE_WORDS_PER_MINUTE = (190, 260)
+# Of the groups of speakers by rate, in words a minute.
+_RATE_GROUP_WIDTH = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,12 @@ def draw(
           rng, split=split, count=num_utterances
       ),
   )
+
+
+def rate_group(speaker: Speaker) -> str:
+  """Returns the range of rates that a speaker's is in, in words."""
+  low = speaker.rate // _RATE_GROUP_WIDTH * _RATE_GROUP_WIDTH
+  return f'{low} to {low + _RATE_GROUP_WIDTH - 1} words a minute'
 
 
 def speak(speaker: Speaker, number: int) -> np.ndarray:

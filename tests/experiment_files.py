@@ -11,6 +11,7 @@ from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
+from tff_asr.programs import personalization
 from tff_asr.programs import pretraining
 
 # Of the working copy, also where Bazel runs a link to this file.
@@ -20,6 +21,7 @@ _PROGRAMS = {
     'gin/programs/central.gin': central.CentralTraining,
     'gin/programs/evaluate.gin': evaluation.evaluate,
     'gin/programs/federated.gin': federated.FederatedTraining,
+    'gin/programs/personalize.gin': personalization.personalize,
     'gin/programs/pretrain.gin': pretraining.Pretraining,
 }
 _IMPORT = re.compile(r'^from ([\w.]+) import (\w+)$', re.MULTILINE)

@@ -138,7 +138,7 @@ class TableTest(parameterized.TestCase):
       ('upward', 'tff_asr.models.x', 'from tff_asr.learning import fed_avg'),
       ('sideways', 'tff_asr.models.x', 'from tff_asr.data import pipeline'),
       ('library', 'tff_asr.models.x', 'import tensorflow_federated as tff'),
-      ('tensorflow', 'tff_asr.metrics.x', 'import tensorflow as tf'),
+      ('tensorflow', 'tff_asr.decoding.x', 'import tensorflow as tf'),
       ('gin', 'tff_asr.learning.x', 'import gin'),
       ('gin_in_bin', 'bin.x', 'import gin'),
       ('gin_in_tests', 'tests.x_test', 'import gin'),

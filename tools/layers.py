@@ -31,7 +31,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'decoding': ('kenlm', 'numpy', 'pyctcdecode', 'scipy'),
         'features': ('numpy', 'tensorflow'),
-        'metrics': ('jiwer', 'numpy', 'scipy'),
+        'metrics': ('jiwer', 'numpy', 'scipy', 'tensorflow'),
         'privacy': (
             'absl',
             'attrs',

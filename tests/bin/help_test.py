@@ -25,6 +25,7 @@ _CONVERTERS = [
 _SETTINGS = {
     'bin/audit_privacy.py': 'NUM_CANARIES = ',
     'bin/evaluate.py': 'RUNS = (required)',
+    'bin/personalize.py': 'PERSONAL_DIR = (required)',
     'bin/pretrain.py': 'SEED = 1',
     'bin/train_central.py': 'MAX_BATCH_SEC = 120.0',
     'bin/train_federated.py': 'COHORT_SIZE = (required)',

@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import functools
 import hashlib
 import pathlib
@@ -10,6 +11,7 @@ import numpy as np
 from data_tools import synthetic_population
 from data_tools import synthetic_voices
 from tff_asr.data import client_data
+from tff_asr.data import speakers
 
 _SPEAKERS = {'public': 2, 'private': 4, 'dev': 2, 'test': 2}
 _UTTERANCES = {'public': 3, 'private': 2, 'dev': 2, 'test': 2}
@@ -73,6 +75,25 @@ class SyntheticPopulationTest(absltest.TestCase):
     self.assertLen(found, 10)
     for key, waveform in first.items():
       np.testing.assert_array_equal(found[key], waveform)
+
+  def test_speakers_are_grouped_by_accent_and_rate(self):
+    corpus = client_data.load(self.root / 'first/private').corpus
+    groups = speakers.read(corpus)
+    self.assertLen(groups, 4)
+    for number in range(4):
+      speaker = _draw('private', number)
+      self.assertEqual(
+          groups[speaker.speaker_id],
+          {
+              'accent': speaker.accent,
+              'rate': synthetic_voices.rate_group(speaker),
+          },
+      )
+    for rate, expected in ((190, '180 to 209'), (210, '210 to 239')):
+      changed = dataclasses.replace(speaker, rate=rate)
+      self.assertEqual(
+          synthetic_voices.rate_group(changed), f'{expected} words a minute'
+      )
 
   def test_is_made_once_and_not_mixed_up(self):
     marker = self.root / 'first' / 'test' / 'corpus.json'

@@ -1,5 +1,6 @@
 """Tests of tff_asr.reports.plots: figures plot the values of the metrics."""
 
+import dataclasses
 import math
 import pathlib
 
@@ -55,6 +56,26 @@ class PlotsTest(cases.TestCase):
       self.assertEqual([list(line.get_ydata()) for line in lines], curves)
     (axes,) = plots.norms(both).axes
     self.assertEqual(list(axes.lines[0].get_xdata()), [1, 3])
+
+  def test_people_before_and_after_they_adapt(self):
+    plain = self.seed()
+    run = dataclasses.replace(
+        plain,
+        personalization={
+            'gains': [{'num_utterances': None}],
+            'people': {
+                'ann': dict(words=10, errors=[5, 1], num_adapted=[0, 2]),
+                'bob': dict(words=10, errors=[2, 3], num_adapted=[0, 2]),
+                'cai': dict(words=10, errors=[9, 9], num_adapted=[0, 0]),
+            },
+        },
+    )
+    (axes,) = plots.personalization([run]).axes
+    before, after = axes.lines
+    # Each curve from best to worst: bob is first, then ann.
+    np.testing.assert_allclose(before.get_ydata(), [20, 50])
+    np.testing.assert_allclose(after.get_ydata(), [10, 30])
+    self.assertIsNone(plots.personalization([plain]))
 
   def test_each_run_is_in_the_legend_once(self):
     # The seed model has no loss on the dev set, the other run both.

@@ -3,6 +3,7 @@
 from absl.testing import absltest
 import numpy as np
 
+from tff_asr.metrics import gains
 from tff_asr.metrics import word_errors
 from tff_asr.reports import runs
 from tff_asr.reports import speakers
@@ -31,6 +32,78 @@ def _ones(values: dict[str, int], attribute: str, **options) -> runs.Run:
       {name: {attribute: name.rstrip('0123456789')} for name in names},
       **options,
   )
+
+
+def _personalized(name='run', number=None) -> runs.Run:
+  """A run that four people adapted; the last one had one utterance only."""
+  people = {
+      # Words, errors before and after, utterances adapted on.
+      'a': (10, [5, 4, 2], [0, 1, 3]),
+      'b': (20, [4, 4, 5], [0, 1, 2]),
+      'c': (10, [1, 1, 1], [0, 1, 2]),
+      'd': (40, [9, 9, 9], [0, 0, 0]),
+  }
+  return runs.Run(
+      name=name, path=name, configuration='', settings={}, metrics={},
+      personalization={
+          'trained': ['.*'],
+          'gains': [
+              {
+                  'num_utterances': 1,
+                  **gains.summarize(
+                      [5, 4, 1], [4, 4, 1], words=[10, 20, 10]
+                  )._asdict(),
+                  'difference': {'estimate': -0.025, 'low': -0.1, 'high': 0.0},
+              },
+              {'num_utterances': number},
+          ],
+          'people': {
+              name: dict(words=words, errors=errors, num_adapted=adapted)
+              for name, (words, errors, adapted) in people.items()
+          },
+          'attributes': {
+              'a': {'accent': 'us'}, 'b': {'accent': 'us'},
+              'c': {'accent': 'uk'}, 'd': {'accent': 'uk'},
+          },
+          'private': {},
+      },
+  )
+
+
+class PersonalizationTest(absltest.TestCase):
+
+  def test_people_without_as_many_utterances_are_left_out(self):
+    for number, expected in ((None, 'abc'), (3, 'a'), (4, '')):
+      found = speakers.adapted_people(_personalized(number=number))
+      self.assertEqual([*found], [*expected])
+    self.assertEqual(speakers.adapted_people(_run({})), {})
+
+  def test_groups_by_hand(self):
+    found = speakers.gains_by_group(_personalized())
+    self.assertEqual([*found], [('accent', 'us'), ('accent', 'uk')])
+    # 9 of 30 words before, 7 after.
+    self.assertAlmostEqual(found['accent', 'us'].rate_before, 0.3)
+    self.assertAlmostEqual(found['accent', 'us'].rate_after, 7 / 30)
+    table = tables.gains_by_group([_run({}, name='none'), _personalized()])
+    self.assertEqual(table[0][1:], ['none', 'run'])
+    self.assertRegex(table[1][2], r'^30.0 to 23.3 \(-6.7 .*; 2\)$')
+
+  def test_table_of_gains(self):
+    titles, *lines = tables.personal_gains([_run({}), _personalized()])
+    # Nobody adapted on the last number.
+    self.assertLen(lines, 1)
+    row = dict(zip(titles[:5], lines[0]))
+    self.assertEqual(
+        row,
+        {
+            'personalisation, %': 'run', 'utterances': '1', 'people': '3',
+            'WER before': '25.0', 'after': '22.5',
+        },
+    )
+    self.assertLen(lines[0], len(titles))
+    # Of 50, 20 and 10 %; one of three is better, none is worse.
+    self.assertEqual(lines[0][6], '20.0')
+    self.assertEqual(lines[0][8:], ['50.0', '40.0', '33.3', '0.0'])
 
 
 class SpreadTest(absltest.TestCase):

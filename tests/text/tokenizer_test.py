@@ -64,6 +64,19 @@ class CharTokenizerTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f'token id {token} is not one'):
       tokenizer_lib.CharTokenizer('ab').decode([0, token])
 
+  def test_a_batch_decodes_as_its_texts_do(self):
+    texts = ['', 'ab a', ' b']
+    for tokenizer in (
+        tokenizer_lib.CharTokenizer('ab '),
+        tokenizer_lib.SentencePieceTokenizer(_PIECES),
+    ):
+      ids = tokenizer.encode(tf.constant(texts))
+      found = tf.function(tokenizer.decode_batch)(ids).numpy()
+      self.assertEqual(
+          [text.decode() for text in found],
+          [tokenizer.decode(row) for row in ids.to_list()],
+      )
+
   def test_bad_characters_are_named(self):
     with self.assertRaisesRegex(ValueError, 'characters must name at least'):
       tokenizer_lib.CharTokenizer('')

@@ -273,12 +273,7 @@ class Pipeline:
     """
     rows = _all_rows(examples)
     count = tf.shape(rows[schema.CLIENT_ID])[0] - 1
-    per_epoch = -(-count * self.repeats // self.chunk_size)
-    if num_epochs is None:
-      # The largest int32 stands for "without end": the caller stops reading.
-      num_chunks = tf.where(count > 0, tf.int32.max, 0)
-    else:
-      num_chunks = per_epoch * num_epochs
+    per_epoch, num_chunks = self._count_chunks(count, num_epochs)
     client_id = rows[schema.CLIENT_ID][0]
     # Clients of a round share its seed; their ids make their draws differ.
     client_number = tf.cast(
@@ -294,10 +289,50 @@ class Pipeline:
     )
 
   @tf.autograph.experimental.do_not_convert
+  def select(
+      self,
+      client: 'ClientExamples',
+      rows: tf.Tensor,
+      *,
+      num_epochs: Optional[int] = None,
+  ) -> 'ClientExamples':
+    """The client with some of its examples only.
+
+    Args:
+      client: Examples that `open_client` returned.
+      rows: Numbers of examples, int32 [n], each below `client.count`.
+      num_epochs: As in `open_client`.
+    """
+    count = tf.size(rows)
+    # The padding row stays the last one.
+    kept = tf.concat([rows, [client.count]], axis=0)
+    per_epoch, num_chunks = self._count_chunks(count, num_epochs)
+    return client._replace(
+        rows={
+            key: tf.gather(value, kept) for key, value in client.rows.items()
+        },
+        count=count,
+        per_epoch=per_epoch,
+        num_chunks=num_chunks,
+    )
+
+  def _count_chunks(
+      self, count: tf.Tensor, num_epochs: Optional[int]
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Chunks of an epoch over so many examples, and of all epochs."""
+    per_epoch = -(-count * self.repeats // self.chunk_size)
+    if num_epochs is None:
+      # The largest int32 stands for "without end": the caller stops reading.
+      return per_epoch, tf.where(count > 0, tf.int32.max, 0)
+    return per_epoch, per_epoch * num_epochs
+
+  @tf.autograph.experimental.do_not_convert
   def read_chunk(
       self,
       client: 'ClientExamples',
       number: tf.Tensor,
+      *,
+      is_training: bool = True,
   ) -> dict[str, tf.Tensor]:
     """A raw chunk for `pack`.
 
@@ -305,15 +340,18 @@ class Pipeline:
       client: Examples that `open_client` returned.
       number: int32 [], below `client.num_chunks`: first the chunks of the first
         epoch, then those of the second, and so on.
+      is_training: Whether to shuffle, and to cut utterances that are too long
+        to be trained on.
     """
     epoch = number // client.per_epoch
-    # Drawn again for each chunk, so that any chunk can be read without those
-    # before it. Repeats are shuffled together: copies of an utterance may be in
-    # different chunks.
-    order = tf.random.experimental.stateless_shuffle(
-        tf.range(client.count * self.repeats) % client.count,
-        tf.random.fold_in(client.order_seed, epoch),
-    )
+    order = tf.range(client.count * self.repeats) % client.count
+    if is_training:
+      # Drawn again for each chunk, so that any chunk can be read without those
+      # before it. Repeats are shuffled together: copies of an utterance may be
+      # in different chunks.
+      order = tf.random.experimental.stateless_shuffle(
+          order, tf.random.fold_in(client.order_seed, epoch)
+      )
     start = (number - epoch * client.per_epoch) * self.chunk_size
     # The last chunk of an epoch may be smaller.
     chosen = order[start : start + self.chunk_size]
@@ -321,7 +359,8 @@ class Pipeline:
         key: tf.gather(value, chosen) for key, value in client.rows.items()
     }
     if records.OFFSET in rows:
-      return self.read(rows, self.max_samples)
+      most = self.max_samples if is_training else tf.int32.max
+      return self.read(rows, most)
     # Rows in memory are padded to the client's longest utterance.
     most = tf.reduce_max(rows['length'])
     if schema.FEATURES in rows:

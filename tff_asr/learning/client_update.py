@@ -209,6 +209,50 @@ def _build_train(
     frozen: Collection[str],
 ) -> Callable[..., tuple[tff.learning.templates.ClientResult, dict]]:
   """The graph function from weights, seed and examples to a client's result."""
+  take_steps = build_local_steps(model, pipeline, local, frozen)
+
+  # AutoGraph converts the loops. All else is excluded from it: converting code
+  # takes longer than tracing it.
+  @tf.function
+  def train(weights, seed, examples, is_augmented):
+    client = pipeline.open_client(
+        examples, seed=seed, num_epochs=local.num_epochs
+    )
+    trained, totals = take_steps(weights, client, is_augmented)
+    return _result(
+        weights,
+        trained,
+        totals,
+        client_id=client.client_id,
+        # Where rounds are means of processes' means (`process_means`).
+        weights=client.rows.get(records.WEIGHT),
+        local=local,
+        frozen=frozen,
+        frame_shift_sec=pipeline.front_end.frame_shift_sec,
+    )
+
+  return train
+
+
+def build_local_steps(
+    model: Model,
+    pipeline: pipeline_lib.Pipeline,
+    local: LocalTraining,
+    frozen: Collection[str] = (),
+) -> Callable[..., tuple[weights_lib.Weights, _Totals]]:
+  """Builds a client's local steps.
+
+  Args:
+    model: The model to train.
+    pipeline: Examples to batches.
+    local: Settings of the steps.
+    frozen: Names of weights that are not trained.
+
+  Returns:
+    A function, to be called in a `tf.function`, from weights, a client
+    (`Pipeline.open_client`) and `is_augmented` (`Pipeline.slice_batch`) to the
+    weights after the last step and totals over the steps.
+  """
   num_steps = local.num_steps
   optimizer = local.build_optimizer(local.learning_rate)
   take_step = _build_take_step(model, optimizer, pipeline, local, frozen)
@@ -223,13 +267,7 @@ def _build_train(
         tf.convert_to_tensor, optimizer.initialize(live_specs)
     )
 
-  # AutoGraph converts the loops. All else is excluded from it: converting code
-  # takes longer than tracing it.
-  @tf.function
-  def train(weights, seed, examples, is_augmented):
-    client = pipeline.open_client(
-        examples, seed=seed, num_epochs=local.num_epochs
-    )
+  def take_steps(weights, client, is_augmented=None):
     initial = weights
     # No state stays at a client between rounds.
     optimizer_state = initial_state()
@@ -257,19 +295,9 @@ def _build_train(
         totals = _add_batch(totals, batch, loss_sum, norms)
       if num_steps is not None and totals['num_steps'] >= num_steps:
         break
-    return _result(
-        initial,
-        weights,
-        totals,
-        client_id=client.client_id,
-        # Where rounds are means of processes' means (`process_means`).
-        weights=client.rows.get(records.WEIGHT),
-        local=local,
-        frozen=frozen,
-        frame_shift_sec=pipeline.front_end.frame_shift_sec,
-    )
+    return weights, totals
 
-  return train
+  return take_steps
 
 
 def _build_take_step(

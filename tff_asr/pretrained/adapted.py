@@ -50,6 +50,8 @@ _BUILDERS = {
 }
 # Whisper's sinusoids, which are not trained there either.
 _POSITIONS = 'front/positions'
+# Weights of `lora` and of `models.adapter`.
+_ADDED = re.compile(r'/(lora_[ab]|adapter/(bias_)?(down|up))$')
 
 
 def front_end(
@@ -96,6 +98,19 @@ def output_lengths(
   """The `Encoder.output_lengths` of a public model; see `front_end`."""
   public, _ = _load(name, sha256)
   return public.encoder.output_lengths
+
+
+def keeps_outputs(name: str, spec: weights_lib.WeightSpec) -> bool:
+  """Returns whether a weight begins without an effect on the outputs.
+
+  It then has its public value, or belongs to an adapter or a low-rank change,
+  which are zero at first.
+
+  Args:
+    name: Its name in a model on one of these encoders.
+    spec: Its spec.
+  """
+  return spec.source is not None or bool(_ADDED.search(name))
 
 
 def adapters(

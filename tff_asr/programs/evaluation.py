@@ -409,13 +409,13 @@ def evaluate(
           for run in runs
       ),
       lambda: normalization.check(rules),
-      lambda: _check_output_name(output_name),
+      lambda: check_output_name(output_name),
   )
   # Read before anything is decoded: a damaged file is found in seconds.
   searches = _Searches(
       runs, language_model, model=model, pipeline=pipeline, dev_dir=dev_dir
   )
-  attributes = _attributes(client_data)
+  attributes = attributes_of(client_data)
   private = [public_data.count_overlap(run, client_data) for run in runs]
   read = functools.partial(run_dir.read_model, model=model, **identities)
   weights = list(map(read, runs))
@@ -521,7 +521,7 @@ def _print_result(
     print(f'{run}: {private.words}')
 
 
-def _check_output_name(output_name: str) -> None:
+def check_output_name(output_name: str) -> None:
   """Raises ValueError if an output would replace a file of training."""
   is_file_name = os.path.basename(output_name) == output_name
   if not is_file_name or not output_name.endswith('.json'):
@@ -536,10 +536,10 @@ def _check_output_name(output_name: str) -> None:
     )
 
 
-def _attributes(
+def attributes_of(
     client_data: tff.simulation.datasets.ClientData,
 ) -> dict[str, dict[str, str]]:
-  """Known attributes of the speakers; none for data in memory."""
+  """Returns known attributes of the speakers; none for data in memory."""
   corpus = client_data_lib.corpus_of(client_data)
   known = {} if corpus is None else speakers.read(corpus)
   return {

@@ -11,17 +11,20 @@ of gradients by example, from which to choose the clip.
 
 from collections.abc import Mapping, Sequence
 import csv
+import dataclasses
 import io
 import math
 import os
 
 import numpy as np
+import tensorflow as tf
 
 from tff_asr import files
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.pretrained import adapted
 from tff_asr.privacy import clipping
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
@@ -74,6 +77,55 @@ def replace_weights(
         f'{", ".join(sorted(left))}.'
     )
   return weights_lib.to_tensors(weights_lib.updated(weights, taken))
+
+
+def extend_weights(
+    run: str,
+    *,
+    model: ctc.CtcModel,
+    tokens: str,
+    public_sha256: str = '',
+    seed: int = 1,
+) -> weights_lib.Weights:
+  """Reads a run's weights for a model that may adapt more of its encoder.
+
+  A head that was trained on a public encoder thus gets adapters, low-rank
+  changes or trained blocks (`pretrained.adapted`), which have no effect before
+  they are trained. A printed line counts them.
+
+  Args:
+    run: Folder of a finished run.
+    model: The model.
+    tokens: Identity of its tokens.
+    public_sha256: Digest of the public model that it is built on; '': none.
+    seed: Seed of the initial values of the weights that the run lacks.
+
+  Returns:
+    Arrays or tensors by name.
+
+  Raises:
+    ValueError: As `run_dir.read_model`: also if the run lacks another weight.
+  """
+  identities = dict(tokens=tokens, public_sha256=public_sha256)
+  shapes = {}
+  if os.path.exists(_path(run)):
+    shapes = model_file.read_header(_path(run)).shapes
+  new = {
+      name: spec
+      for name, spec in model.specs.items()
+      if name not in shapes and adapted.keeps_outputs(name, spec)
+  }
+  known = dataclasses.replace(
+      model, specs=weights_lib.without(new, model.specs)
+  )
+  weights = run_dir.read_model(run, model=known, **identities)
+  if not new:
+    return weights
+  print(f'{run}: new, and without effect at first: {_size(new)}.')
+  initial = weights_lib.initialize(
+      model.specs, tf.constant(weights_lib.seed_pair(seed))
+  )
+  return weights_lib.to_tensors(weights_lib.updated(initial, weights))
 
 
 def check(

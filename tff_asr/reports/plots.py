@@ -209,17 +209,39 @@ def speakers(runs: Runs) -> Optional[Figure]:
     return None
   figure, axes = _figure()
   for run in shown:
-    rates = [100 * each.rate for each in speakers_lib.sorted_by_wer(run)]
-    axes.plot(
-        100 * (np.arange(len(rates)) + 0.5) / len(rates), rates, '.-',
-        color=color_of(runs, run), label=_text(run.name),
+    rates = [each.rate for each in speakers_lib.sorted_by_wer(run)]
+    _plot_people(
+        axes, rates, color=color_of(runs, run), label=_text(run.name)
     )
-  axes.axvspan(90, 100, color='gray', alpha=0.15)
-  axes.text(95, 0.02, 'worst tenth', ha='center', fontsize='small',
-            transform=axes.get_xaxis_transform())
-  axes.set_xlim(0, 100)
-  axes.set_xlabel('speakers from best to worst, %')
-  axes.set_ylabel('WER of the speaker, %')
+  _set_axes_of_people(axes, 'speakers')
+  _legend(figure, [axes])
+  return figure
+
+
+def personalization(runs: Runs) -> Optional[Figure]:
+  """Plots people's word error rates before and after they adapt the model.
+
+  From best to worst in each curve, so a person may be at two places. Of people
+  who have the last number of utterances to adapt on.
+  """
+  shown = [run for run in runs if speakers_lib.adapted_people(run)]
+  if not shown:
+    return None
+  figure, axes = _figure()
+  for run in shown:
+    people = speakers_lib.adapted_people(run).values()
+    for column, style, label in (
+        (0, '.--', f'{run.name}, before'), (-1, '.-', f'{run.name}, after')
+    ):
+      rates = [each['errors'][column] / each['words'] for each in people]
+      _plot_people(
+          axes,
+          sorted(rates),
+          style=style,
+          color=color_of(runs, run),
+          label=_text(label),
+      )
+  _set_axes_of_people(axes, 'people')
   _legend(figure, [axes])
   return figure
 
@@ -478,6 +500,34 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
   axes.set_ylabel('clients')
   axes.legend()
   return figure
+
+
+def _plot_people(
+    axes: axes_lib.Axes,
+    rates: Sequence[float],
+    *,
+    color: str,
+    label: str,
+    style: str = '.-',
+) -> None:
+  """Plots rates of people, from best to worst."""
+  axes.plot(
+      100 * (np.arange(len(rates)) + 0.5) / len(rates),
+      100 * np.array(rates),
+      style,
+      color=color,
+      label=label,
+  )
+
+
+def _set_axes_of_people(axes: axes_lib.Axes, people: str) -> None:
+  """Labels the axes, and shades the tenth with the highest rates."""
+  axes.axvspan(90, 100, color='gray', alpha=0.15)
+  axes.text(95, 0.02, 'worst tenth', ha='center', fontsize='small',
+            transform=axes.get_xaxis_transform())
+  axes.set_xlim(0, 100)
+  axes.set_xlabel(f'{people} from best to worst, %')
+  axes.set_ylabel('WER of each, %')
 
 
 def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:

@@ -130,6 +130,11 @@ def _sections(
           _table(tables.speaker_spread(runs)),
           _table(tables.speaker_groups(runs), note=_GROUPS),
       ],
+      'Personalisation (exact)': [
+          picture('personalization', plots.personalization(runs)),
+          _table(tables.personal_gains(runs)),
+          _table(tables.gains_by_group(runs), note=_GROUPS),
+      ],
       'Utterances with the most errors': list(_worst(runs, num_worst)),
       'Configuration': [
           _table(

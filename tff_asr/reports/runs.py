@@ -22,6 +22,7 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import tensor_file
 
 EVALUATION = 'test.json'
+PERSONALIZATION = 'personalization.json'
 
 # What an evaluation measures, as columns of tables name it.
 WER, CER = 'WER', 'CER'
@@ -85,6 +86,22 @@ class Evaluation(ErrorCounts):
   with_lm: NotRequired[DecodingWithLm]
 
 
+class Person(TypedDict):
+  """Counts of a person in personalization.json, before and after."""
+  words: int
+  errors: list[int]
+  num_adapted: list[int]
+
+
+class Personalization(TypedDict):
+  """Fields of personalization.json; `gains` are of `metrics.gains`."""
+  trained: list[str]
+  gains: list[dict[str, Any]]
+  people: dict[str, Person]
+  attributes: dict[str, dict[str, str]]
+  private: dict[str, int | bool]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
   """A run, as read from its folder.
@@ -102,6 +119,7 @@ class Run:
     evaluation: The file of an evaluation, or None.
     scores: Errors of the evaluated speakers: by what was measured (`WER` and
       others), then by name, in order. Empty: not evaluated.
+    personalization: Its personalization.json, or None.
   """
 
   name: str
@@ -116,6 +134,7 @@ class Run:
   scores: Mapping[str, Mapping[str, word_errors.WordErrors]] = (
       dataclasses.field(default_factory=dict)
   )
+  personalization: Optional[Personalization] = None
 
   @property
   def unit(self) -> str:
@@ -241,6 +260,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       privacy_report=_text(os.path.join(path, run_dir.PRIVACY_REPORT)),
       evaluation=evaluated,
       scores=_scores(evaluated, of=os.path.join(path, evaluation)),
+      personalization=_json(path, PERSONALIZATION),
   )
 
 

@@ -5,17 +5,17 @@ which the evaluation stores. Intervals are bootstraps over the speakers of a
 group (`metrics.confidence`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from tff_asr.metrics import confidence
+from tff_asr.metrics import gains
 from tff_asr.metrics import word_errors
 from tff_asr.reports import runs as runs_lib
 
 NOT_KNOWN = 'not known'
 # Speaker groups of an attribute that are shown; smaller ones are merged.
 MAX_SPEAKER_GROUPS = 12
-_WORST_SHARE = 0.1
 
 
 class SpeakerGroup(NamedTuple):
@@ -43,48 +43,90 @@ def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
   """Returns the WER over all words of the tenth of speakers with highest WER.
 
   Args:
-    errors: As `sorted_by_wer` sorts them; at least one. A tenth is at least one
+    errors: Of speakers with words; at least one. A tenth is at least one
       speaker.
   """
-  # Of fewer than ten speakers, the worst one.
-  count = max(1, round(_WORST_SHARE * len(errors)))
-  return word_errors.total(errors[-count:]).rate
+  return gains.worst_tenth(
+      [each.errors for each in errors], [each.words for each in errors]
+  )
 
 
 def by_attribute(run: runs_lib.Run) -> dict[tuple[str, str], SpeakerGroup]:
-  """Groups an evaluation's speakers by attribute.
+  """Groups an evaluation's speakers by attribute; see `members`."""
+  attributes = (run.evaluation or {}).get('attributes', {})
+  spoken = [name for name, errors in run.speakers.items() if errors.words]
+  return {
+      label: _group([run.speakers[name] for name in names])
+      for label, names in members(attributes, spoken).items()
+  }
+
+
+def adapted_people(run: runs_lib.Run) -> dict[str, runs_lib.Person]:
+  """Returns the people who have the last number of utterances to adapt on."""
+  if run.personalization is None:
+    return {}
+  number = run.personalization['gains'][-1]['num_utterances'] or 1
+  return {
+      name: each
+      for name, each in run.personalization['people'].items()
+      if each['words'] and each['num_adapted'][-1] >= number
+  }
+
+
+def gains_by_group(
+    run: runs_lib.Run,
+) -> dict[tuple[str, str], gains.Gains]:
+  """Groups the people of a personalisation by attribute; see `members`.
+
+  The gains are those of `adapted_people`, with the last number of utterances.
+  """
+  people = adapted_people(run)
+  attributes = (run.personalization or {}).get('attributes', {})
+  return {
+      label: gains.summarize(
+          [people[name]['errors'][0] for name in names],
+          [people[name]['errors'][-1] for name in names],
+          words=[people[name]['words'] for name in names],
+      )
+      for label, names in members(attributes, [*people]).items()
+  }
+
+
+def members(
+    attributes: Mapping[str, Mapping[str, str]], names: Sequence[str]
+) -> dict[tuple[str, str], list[str]]:
+  """Groups speakers by attribute.
 
   Groups of an attribute are sorted by decreasing number of speakers, followed
   by the groups beyond `MAX_SPEAKER_GROUPS`, merged, and `NOT_KNOWN`.
 
+  Args:
+    attributes: Known attributes by speaker.
+    names: The speakers.
+
   Returns:
-    Groups by attribute and value; empty without an evaluation. Attributes with
-    fewer than two groups are left out.
+    Names by attribute and value. Attributes with fewer than two groups are left
+    out.
   """
-  attributes = (run.evaluation or {}).get('attributes', {})
-  known = {
-      name: attributes.get(name, {})
-      for name, errors in run.speakers.items()
-      if errors.words
-  }
+  known = {name: attributes.get(name, {}) for name in names}
   found = {}
   for attribute in sorted(set().union(*known.values())):
-    members: dict[str, list[str]] = {}
+    grouped: dict[str, list[str]] = {}
     for name, values in known.items():
-      members.setdefault(values.get(attribute, NOT_KNOWN), []).append(name)
-    unknown = members.pop(NOT_KNOWN, [])
-    if len(members) < 2:
+      grouped.setdefault(values.get(attribute, NOT_KNOWN), []).append(name)
+    unknown = grouped.pop(NOT_KNOWN, [])
+    if len(grouped) < 2:
       continue
     # Ties by name, so that equal evaluations give equal tables.
-    by_size = sorted(members, key=lambda value: (-len(members[value]), value))
+    by_size = sorted(grouped, key=lambda value: (-len(grouped[value]), value))
     shown, rest = by_size[:MAX_SPEAKER_GROUPS], by_size[MAX_SPEAKER_GROUPS:]
-    ordered = {value: members[value] for value in shown}
+    ordered = {value: grouped[value] for value in shown}
     if rest:
-      ordered[f'{len(rest)} smaller groups'] = sum(map(members.get, rest), [])
+      ordered[f'{len(rest)} smaller groups'] = sum(map(grouped.get, rest), [])
     if unknown:
       ordered[NOT_KNOWN] = unknown
-    for value, names in ordered.items():
-      found[attribute, value] = _group([run.speakers[name] for name in names])
+    for value, chosen in ordered.items():
+      found[attribute, value] = chosen
   return found
 
 

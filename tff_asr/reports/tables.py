@@ -232,6 +232,54 @@ def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
   ]
 
 
+def personal_gains(runs: Sequence[runs_lib.Run]) -> Table:
+  """Returns what people gain whose copy of the model adapts to them."""
+  titles = (
+      'utterances', 'people', 'WER before', 'after', 'difference (95 %)',
+      'median before', 'after', 'worst tenth before', 'after', 'better',
+      'worse',
+  )
+  cells = [['personalisation, %', *titles]]
+  for run in runs:
+    for row in (run.personalization or {}).get('gains', ()):
+      if 'num_people' not in row:
+        continue  # Nobody has as many utterances.
+      # The fifth decile is the median.
+      rates = (
+          row['deciles_before'][4], row['deciles_after'][4],
+          row['worst_tenth_before'], row['worst_tenth_after'],
+          row['share_better'], row['share_worse'],
+      )
+      cells.append([
+          run.name,
+          f'{row["num_utterances"] or "all"}',
+          f'{row["num_people"]}',
+          percent(row['rate_before']),
+          percent(row['rate_after']),
+          interval(confidence.Interval(**row['difference'])),
+          *map(percent, rates),
+      ])
+  return cells
+
+
+def gains_by_group(runs: Sequence[runs_lib.Run]) -> Table:
+  """Returns WER before and after adapting by group, one column per run."""
+  by_run = [speakers_lib.gains_by_group(run) for run in runs]
+  labels = dict.fromkeys(label for found in by_run for label in found)
+  show = lambda found: '' if found is None else (
+      f'{percent(found.rate_before)} to {percent(found.rate_after)} '
+      f'({interval(found.difference)}; {found.num_people})'
+  )
+  return [
+      ['before to after by group, % (difference; people)',
+       *(run.name for run in runs)],
+      *(
+          [': '.join(label), *(show(found.get(label)) for found in by_run)]
+          for label in sorted(labels, key=lambda label: label[0])
+      ),
+  ]
+
+
 def norms_by_part(runs: Sequence[runs_lib.Run]) -> Table:
   """Returns mean norms of the parts of blocks, a column for each run."""
   cells = [['norm', *(run.name for run in runs)]]

@@ -92,6 +92,14 @@ class Tokenizer(abc.ABC):
     """
     return ''.join(self.texts(ids))
 
+  def decode_batch(self, ids: tf.RaggedTensor) -> tf.Tensor:
+    """Returns texts, string [B], in the graph; see `decode`.
+
+    Args:
+      ids: int32 [B, (U)], none of them the blank.
+    """
+    return tf.strings.reduce_join(tf.gather(self.tokens, ids), axis=1)
+
   def texts(self, ids: Iterable[int]) -> list[str]:
     """Returns the text of each id; raises as `decode`."""
     texts = []

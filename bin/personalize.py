@@ -1,0 +1,48 @@
+r"""Shows what people gain whose copy of a model learns from their own speech.
+
+Each client adapts a copy of the model on part of its utterances, and is
+evaluated on the rest before and after. No copy leaves its client.
+
+Example:
+  python bin/personalize.py --gin_file=gin/programs/personalize.gin \
+      --gin_file=gin/models/conv_quickstart.gin \
+      --gin_param="RUNS = ['quickstart_runs/seed']" \
+      --gin_param="PERSONAL_DIR = 'quickstart_data/shards/test'"
+"""
+
+from tff_asr import launch
+
+launch.install_early_sigint(__name__)
+
+import functools
+
+from absl import flags
+
+from tff_asr import config
+from tff_asr.programs import personalization
+
+_GIN_FILE = flags.DEFINE_multi_string(
+    'gin_file', [], 'Configuration file; later ones win. Required.'
+)
+_GIN_PARAM = flags.DEFINE_multi_string(
+    'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
+)
+
+
+def main(_) -> None:
+  personalize = config.bind(
+      personalization.personalize,
+      gin_files=_GIN_FILE.value,
+      gin_params=_GIN_PARAM.value,
+  )
+  launch.run_async(personalize())
+
+
+if __name__ == '__main__':
+  launch.run(
+      main,
+      after_interrupt='the same command starts again.',
+      more_help=functools.partial(
+          config.settings_help, gin_file='gin/programs/personalize.gin'
+      ),
+  )
