@@ -12,12 +12,13 @@ count; the table has seconds, the ratio to the bare steps of the same turn, and
 what a round took beyond the bare one in seconds per 100M parameters, medians
 with least and most.
 
-    python -m benchmarks.execution --cpu_time --repeats=8 \
-        --contexts='multi_device,multi_device of floats'
+    python -m benchmarks.execution --cpu_time --repeats=8 --contexts="\
+        multi_device,multi_device without noise,multi_device of floats"
 
-`of floats` neither clips nor adds noise, and sums float32: what a round costs
-more than that is what clips, sums of integers and noise cost. The share has a
-standard error, from the differences of turns.
+`without noise` clips and sums float32, as runs of noise 0 do. `of floats` does
+not clip, either: what a round costs more is what clips, or clips, sums of
+integers and noise, cost. Shares have a standard error, from the differences of
+turns.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -77,9 +78,16 @@ _DEVICES = flags.DEFINE_list(
 
 
 _OF_FLOATS = 'multi_device of floats'
+_WITHOUT_NOISE = 'multi_device without noise'
 _KNOWN_CONTEXTS = (
-    'multi_device', 'multi_device 2 at once', _OF_FLOATS, 'native', 'ray'
+    'multi_device', 'multi_device 2 at once', _WITHOUT_NOISE, _OF_FLOATS,
+    'native', 'ray',
 )
+# What a context does that `of floats` does not.
+_BEYOND_FLOATS = {
+    'multi_device': 'clips, integers and noise',
+    _WITHOUT_NOISE: 'clips without noise',
+}
 
 
 def main(_) -> None:
@@ -109,6 +117,7 @@ def main(_) -> None:
               clients,
               cohort_size=_COHORT.value,
               noise_kernel='tensorflow' if name == 'native' else 'host',
+              noise_multiplier=0.0 if name == _WITHOUT_NOISE else 0.01,
               is_private=name != _OF_FLOATS,
           ),
           clients.records_of(clients.client_ids),
@@ -126,15 +135,18 @@ def main(_) -> None:
         f'through the object store: {sent:,} bytes a round, '
         f'{sent / num_parameters:.1f} a parameter'
     )
-  if {_OF_FLOATS, 'multi_device'} <= contexts.keys() and _REPEATS.value > 1:
+  if _OF_FLOATS in contexts and _REPEATS.value > 1:
     floats = seconds[_OF_FLOATS]
-    more = [a - b for a, b in zip(seconds['multi_device'], floats)]
     mean = statistics.mean(floats)
-    error = statistics.stdev(more) / math.sqrt(len(more)) / mean
-    print(
-        'clips, integers and noise: '
-        f'{statistics.mean(more) / mean:.1%} of a round, +- {error:.1%}'
-    )
+    for name, work in _BEYOND_FLOATS.items():
+      if name not in contexts:
+        continue
+      more = [a - b for a, b in zip(seconds[name], floats)]
+      error = statistics.stdev(more) / math.sqrt(len(more)) / mean
+      print(
+          f'{work}: {statistics.mean(more) / mean:.1%} of a round, '
+          f'+- {error:.1%}'
+      )
   overheads = {
       name: [
           (own - bare) / (num_parameters / 1e8)
