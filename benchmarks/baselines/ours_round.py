@@ -21,7 +21,10 @@ from tff_asr.learning import fed_avg
 from tff_asr.privacy import keys
 
 _AT_ONCE = flags.DEFINE_integer(
-    'at_once', 1, 'Clients that train at once on a device.', lower_bound=1
+    'at_once',
+    None,
+    'Clients that train at once on a device; by default each context chooses.',
+    lower_bound=1,
 )
 _CONTEXT = flags.DEFINE_enum(
     'context', 'multi_device', ['multi_device', 'native'], 'Where rounds run.'
@@ -56,7 +59,7 @@ def _build_context() -> tff.framework.SyncContext:
         max_concurrent_clients=_AT_ONCE.value, trust_network=True
     )
   return multi_device.build_sync_context(
-      multi_device.Settings(clients_per_device=_AT_ONCE.value)
+      multi_device.Settings(clients_per_device=_AT_ONCE.value or 'auto')
   )
 
 

@@ -38,6 +38,7 @@ class RoundClock:
 
   def __init__(self):
     self._num_rounds = 0
+    self._first_seconds = 0.0
     self.start()
 
   def start(self) -> None:
@@ -53,7 +54,8 @@ class RoundClock:
     seconds = time.monotonic() - self._started
     if not self._num_rounds:
       np.savez(_FIRST.value, **export())
+      self._first_seconds = seconds
     if self._num_rounds >= job_lib.NUM_WARM_UP:
-      job_lib.say(seconds=seconds)
+      job_lib.say(seconds=seconds, first_seconds=self._first_seconds)
     self._num_rounds += 1
     self.start()

@@ -9,16 +9,18 @@ the sum with noise, its mean added to the weights. This is checked: in each
 turn, the update of the first round must equal ours to 1e-2 of its norm (the
 noise is far smaller), or the benchmark fails. All compute features from 16-bit
 samples, which are in memory; ours come from shards
-on disk in the first round, and TFF's native context reads them in each. Names
-with `2 at once` train two clients at the same time: we in threads of a process,
-pfl, through PyTorch's launcher, and Flower in a process each. With --bfloat16
+on disk in the first round, and TFF's native context reads them in each. By
+default each program trains as many clients at the same time as it chooses
+itself. Names with `N at once` set the number: ours are threads of a process,
+pfl's, through PyTorch's launcher, and Flower's processes. With --bfloat16
 the blocks' products of all are of bfloat16, PyTorch's by its autocast; the
 updates must then agree to 1e-1.
 
 The programs take turns, each alone on the machine; the first two rounds of a
-turn do not count. Peak memory is of all processes together. A busy machine
-falsifies the ratios: threads of PyTorch that wait for each other wait longer,
-and Ray gives Flower's clients a low priority.
+turn do not count. `first round` has the first one's seconds. Peak memory is of
+all processes together. A busy machine falsifies the ratios: threads of PyTorch
+that wait for each other wait longer, and Ray gives Flower's clients a low
+priority.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -29,6 +31,7 @@ from collections.abc import Mapping, Sequence
 import os
 import statistics
 import tempfile
+from typing import Any
 
 from absl import flags
 import numpy as np
@@ -38,15 +41,19 @@ from benchmarks import turns as clock
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import ours
 from benchmarks.baselines import turns as turns_lib
+from tff_asr import checks
 from tff_asr.models import weights as weights_lib
 
 _BASELINES = {
     'tff_asr': turns_lib.Baseline(venv=None, program='ours_round'),
-    'tff_asr 2 at once': turns_lib.Baseline(
-        venv=None, program='ours_round', flags=('--at_once=2',)
+    'tff_asr 1 at once': turns_lib.Baseline(
+        venv=None, program='ours_round', flags=('--at_once=1',)
     ),
+    # Its own default is all clients at once, and needs their memory.
     'TFF native': turns_lib.Baseline(
-        venv=None, program='ours_round', flags=('--context=native',)
+        venv=None,
+        program='ours_round',
+        flags=('--context=native', '--at_once=1'),
     ),
     'TFF native 2 at once': turns_lib.Baseline(
         venv=None,
@@ -67,13 +74,11 @@ _BASELINES = {
 }
 _OURS = 'tff_asr'
 
-_NUM_BLOCKS = flags.DEFINE_integer(
-    'num_blocks', 6, 'Of the transformer.', lower_bound=1
-)
-_DIM = flags.DEFINE_integer('dim', 256, 'Its width.', lower_bound=4)
-_COHORT = flags.DEFINE_integer('cohort', 4, 'Clients a round.', lower_bound=2)
-_STEPS = flags.DEFINE_integer(
-    'local_steps', 10, 'Of each client.', lower_bound=1
+_SIZES = flags.DEFINE_list(
+    'sizes',
+    # 250,000, 5.0 and 25.8 million parameters.
+    ['1x104x1000x1', '6x256x8x2', '8x512x8x2'],
+    'BLOCKSxWIDTHxCLIENTSxSTEPS: of the transformer, and of a round.',
 )
 _BFLOAT16 = flags.DEFINE_boolean(
     'bfloat16', False, "The blocks' products in bfloat16, of all."
@@ -84,7 +89,7 @@ _ROUNDS = flags.DEFINE_integer(
 _TURNS = flags.DEFINE_integer('turns', 3, 'Of each baseline.', lower_bound=1)
 _NAMES = flags.DEFINE_list(
     'baselines',
-    ['tff_asr 2 at once', 'TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
+    ['TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
     f'Of {", ".join(_BASELINES)}.',
 )
 
@@ -94,15 +99,47 @@ def main(_) -> None:
   baselines = turns_lib.select(
       [_OURS, *_NAMES.value], _BASELINES, flag='baselines'
   )
-  job = ours.build_job(
-      num_blocks=_NUM_BLOCKS.value,
-      dim=_DIM.value,
-      num_clients=_COHORT.value,
-      num_local_steps=_STEPS.value,
+  jobs = [_parse_job(size) for size in _SIZES.value]
+  results = [_Result(job, *_take_turns(job, baselines)) for job in jobs]
+  report.write(
+      f'Rounds, products of {jobs[0].activation_dtype}, '
+      f'{jobs[0].batch_size * jobs[0].utterance_sec:g} s of audio a step',
+      [[
+          'parameters, clients x steps',
+          '',
+          'seconds',
+          'ratio to tff_asr',
+          'clients/s',
+          'first round, s',
+          'peak GiB',
+          'update differs by',
+      ]]
+      + [row for result in results for row in result.rows()],
+      {
+          size: result.figures()
+          for size, result in zip(_SIZES.value, results, strict=True)
+      },
+  )
+
+
+def _parse_job(size: str) -> job_lib.Job:
+  """The job of a size of `--sizes`."""
+  numbers = size.split('x')
+  if len(numbers) != 4 or not all(each.isdecimal() for each in numbers):
+    raise ValueError(
+        f'--sizes takes BLOCKSxWIDTHxCLIENTSxSTEPS, found {size!r}.'
+    )
+  num_blocks, dim, num_clients, num_steps = map(int, numbers)
+  checks.positive_int(blocks=num_blocks, width=dim, steps=num_steps)
+  if num_clients < 2:
+    raise ValueError(f'--sizes needs at least 2 clients, found {size!r}.')
+  return ours.build_job(
+      num_blocks=num_blocks,
+      dim=dim,
+      num_clients=num_clients,
+      num_local_steps=num_steps,
       is_bfloat16=_BFLOAT16.value,
   )
-  turns, differences = _take_turns(job, baselines)
-  _report(job, turns, differences)
 
 
 def _take_turns(
@@ -142,65 +179,59 @@ def _take_turns(
   return turns, differences
 
 
-def _report(
-    job: job_lib.Job,
-    turns: Mapping[str, Sequence[turns_lib.Turn]],
-    differences: Mapping[str, Sequence[float]],
-) -> None:
-  """Prints the table of the baselines."""
-  seconds = turns_lib.medians(turns)
-  ratios = {
-      name: clock.ratios(values, seconds[_OURS])
-      for name, values in seconds.items()
-  }
-  peaks = {
-      name: [turn.peak_gib for turn in own] for name, own in turns.items()
-  }
-  rates = {
-      name: job.num_clients / statistics.median(values)
-      for name, values in seconds.items()
-  }
-  audio_rate = job.audio_sec / job.num_clients
-  num_parameters = weights_lib.num_parameters(ours.build_model(job).specs)
-  report.write(
-      f'A round of {num_parameters / 1e6:.1f}M parameters, products of '
-      f'{job.activation_dtype}, {_COHORT.value} '
-      f'clients of {_STEPS.value} steps of '
-      f'{job.batch_size * job.utterance_sec:g} s',
-      [[
-          '',
-          'seconds',
-          'ratio to tff_asr',
-          'clients/s',
-          'audio s/s',
-          'peak GiB',
-          'update differs by',
-      ]]
-      + [
-          [
-              name,
-              report.spread(seconds[name]),
-              report.spread(ratios[name]),
-              f'{rates[name]:.2f}',
-              f'{rates[name] * audio_rate:.1f}',
-              f'{max(peaks[name]):.2f}',
-              f'{max(differences[name]):.1g}',
-          ]
-          for name in turns
-      ],
-      {
-          'num_parameters': num_parameters,
-          'job': vars(job),
-          'seconds': seconds,
-          'ratios': ratios,
-          'peak_gib': peaks,
-          'update_differences': differences,
-          'turn_sec': {
-              name: [turn.total_sec for turn in own]
-              for name, own in turns.items()
-          },
-      },
-  )
+class _Result:
+  """The turns of all baselines at one size."""
+
+  def __init__(
+      self,
+      job: job_lib.Job,
+      turns: Mapping[str, Sequence[turns_lib.Turn]],
+      differences: Mapping[str, Sequence[float]],
+  ):
+    self._job = job
+    self._turns = turns
+    self._differences = differences
+    self._seconds = turns_lib.medians(turns)
+    self._ratios = {
+        name: clock.ratios(values, self._seconds[_OURS])
+        for name, values in self._seconds.items()
+    }
+    self._num_parameters = weights_lib.num_parameters(
+        ours.build_model(job).specs
+    )
+
+  def rows(self) -> list[list[str]]:
+    """A row of the table for each baseline."""
+    rows = []
+    for name, turns in self._turns.items():
+      first = [turn.figures[0]['first_seconds'] for turn in turns]
+      rate = self._job.num_clients / statistics.median(self._seconds[name])
+      rows.append([
+          f'{self._num_parameters / 1e6:.2f}M, {self._job.num_clients} x '
+          f'{self._job.num_local_steps}',
+          name,
+          report.spread(self._seconds[name]),
+          report.spread(self._ratios[name]),
+          f'{rate:.2f}',
+          report.spread(first, '.1f'),
+          f'{max(turn.peak_gib for turn in turns):.2f}',
+          f'{max(self._differences[name]):.1g}',
+      ])
+    return rows
+
+  def figures(self) -> dict[str, Any]:
+    """All measurements."""
+    return {
+        'num_parameters': self._num_parameters,
+        'job': vars(self._job),
+        'seconds': self._seconds,
+        'ratios': self._ratios,
+        'turns': {
+            name: [turn._asdict() for turn in turns]
+            for name, turns in self._turns.items()
+        },
+        'update_differences': self._differences,
+    }
 
 
 def _check_update(

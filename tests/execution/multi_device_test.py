@@ -14,6 +14,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -23,6 +24,7 @@ from tests.execution import toys
 from tff_asr.execution import client_round
 from tff_asr.execution import compiler
 from tff_asr.execution import context as context_lib
+from tff_asr.execution import devices as devices_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 
@@ -118,7 +120,9 @@ class LearningProcessTest(parameterized.TestCase):
             process,
             cohorts,
         )
-        for num_devices, per_device in ((1, 1), (4, 1), (2, 2))
+        for num_devices, per_device in (
+            (1, 1), (4, 1), (2, 2), (1, 'auto')
+        )
     )
     for other in others:
       for mine, theirs in zip(_arrays(ours), _arrays(other), strict=True):
@@ -410,7 +414,8 @@ def _watch():
 class ScheduleTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      dict(devices=_CPUS[:2]), dict(devices=_CPUS[:1], clients_per_device=2)
+      dict(devices=_CPUS[:2], clients_per_device=1),
+      dict(devices=_CPUS[:1], clients_per_device=2),
   )
   def test_as_many_clients_overlap_as_there_are_threads(self, **options):
     with _watch() as at_work:
@@ -423,13 +428,44 @@ class ScheduleTest(parameterized.TestCase):
       found = collections.Counter(each.values())
       self.assertContainsSubset(found, names)
       self.assertLessEqual(
-          max(found.values()), options.get('clients_per_device', 1)
+          max(found.values()), options['clients_per_device']
       )
+
+  def test_by_default_a_client_trains_on_each_core(self):
+    with mock.patch.object(os, 'sched_getaffinity', lambda _: {0, 1, 2}):
+      with _watch() as at_work:
+        context = _build(devices=_CPUS[:1])
+        with _install(context):
+          self.assertEqual(_sum_toil([1, 2, 3, 4]), 10)
+    self.assertEqual(max(map(len, at_work)), 3)
+    self.assertEqual(context.runner.last_round.num_at_once, 3)
+
+  @parameterized.named_parameters(
+      # A client takes 3.5 + 0.5 of the half of 16 GiB.
+      ('memory', ('/device:CPU:0',), 3.5, 2),
+      ('cores', ('/device:CPU:0',), 0.5, 6),
+      ('cores_of_devices', ('/device:CPU:0', '/device:CPU:1'), 0.5, 3),
+      ('memory_of_devices', ('/device:CPU:0', '/device:CPU:1'), 1.5, 2),
+      ('never_none', ('/device:CPU:0',), 100.0, 1),
+      ('small_on_gpu', ('/device:GPU:0',), 0.1, 2),
+      ('large_on_gpu', ('/device:GPU:0',), 1.0, 1),
+  )
+  def test_clients_at_once_follow(self, names, gib, expected):
+    free = mock.Mock(available=16 * 2**30)
+    chosen = devices_lib.DeviceSet(names, 'auto')
+    with mock.patch.object(os, 'sched_getaffinity', lambda _: set(range(6))):
+      with mock.patch.object(psutil, 'virtual_memory', lambda: free):
+        self.assertEqual(
+            chosen.num_at_once(tensor_bytes=int(gib * 2**30)), expected
+        )
+    fixed = devices_lib.DeviceSet(names, 5)
+    self.assertEqual(fixed.num_at_once(tensor_bytes=2**40), 5)
 
   def test_costly_clients_start_first(self):
     with _watch() as at_work:
-      _invoke(_sum_toil, [1, 3, 2], client_cost=float)
-    # One at a time.
+      _invoke(
+          _sum_toil, [1, 3, 2], client_cost=float, clients_per_device=1
+      )
     self.assertEqual([list(each) for each in at_work], [[1], [2], [0]])
 
   def test_failing_client_is_named_and_no_thread_is_left(self):
@@ -674,6 +710,7 @@ class BadArgumentTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('clients_per_device', dict(clients_per_device=0), 'clients_per_device'),
       ('memory', dict(gpu_memory_mb=0), 'gpu_memory_mb'),
+      ('split_by_auto', dict(gpu_memory_mb=100), 'as a number'),
       ('share', dict(max_failed_share=1.5), 'max_failed_share'),
       ('timeout', dict(client_timeout_sec=0), 'client_timeout_sec'),
       ('no_device', dict(devices=[]), 'devices'),

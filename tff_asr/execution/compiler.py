@@ -74,16 +74,23 @@ class ClientPrograms(NamedTuple):
   is_exact: tuple[bool, ...]
 
   @property
+  def client_bytes(self) -> int:
+    """Bytes of tensors like the model's that a client in training has.
+
+    Its accumulator, and its weights, gradients and delta with two temporary
+    copies: five times the broadcast.
+    """
+    kept = self.work.graphs[-1].specs[: self.work.num_kept]
+    return _num_bytes(kept) + 5 * _num_bytes(self.work.graphs[0].specs)
+
+  @property
   def ordered_bytes(self) -> int:
     """Bytes of the leaves that are not exact and have a static shape."""
     if self.merge_ordered is None:
       return 0
     # The inputs are the leaves of two accumulators; the first half is one.
     specs = self.merge_ordered.graphs[0].specs
-    return sum(
-        spec.dtype.size * (spec.shape.num_elements() or 0)
-        for spec in specs[: len(specs) // 2]
-    )
+    return _num_bytes(specs[: len(specs) // 2])
 
   def as_variables(
       self, accumulator: list[tf.Tensor]
@@ -314,6 +321,13 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
           first_output=num_servers,
           donated=in_place,
       ),
+  )
+
+
+def _num_bytes(specs: Sequence[tf.TensorSpec]) -> int:
+  """Returns the size of tensors, without those of no static shape."""
+  return sum(
+      spec.dtype.size * (spec.shape.num_elements() or 0) for spec in specs
   )
 
 

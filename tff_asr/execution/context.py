@@ -28,6 +28,7 @@ from tff_asr import checks
 from tff_asr import rounding
 from tff_asr.execution import client_round
 from tff_asr.execution import compiler
+from tff_asr.execution import devices
 from tff_asr.execution import reduction
 from tff_asr.execution import scheduler
 
@@ -47,7 +48,8 @@ class Settings:
   """Settings that all contexts of this package share.
 
   Attributes:
-    clients_per_device: how many clients train at once on each device.
+    clients_per_device: how many clients train at once on each device; 'auto'
+      chooses by cores, memory and the model's size (`devices.DeviceSet`).
     gpu_memory_mb: memory of each of these clients on a GPU, in MiB. Each then
       has a logical device with its own compute stream. None: they share the
       GPU's memory and its one stream.
@@ -65,14 +67,15 @@ class Settings:
     ValueError: a setting out of range.
   """
 
-  clients_per_device: int = 1
+  clients_per_device: devices.ClientsPerDevice = 'auto'
   gpu_memory_mb: int | None = None
   client_cost: Callable[[Any], float] | None = None
   max_failed_share: float = 0.0
   client_timeout_sec: float | None = None
 
   def __post_init__(self):
-    checks.positive_int(clients_per_device=self.clients_per_device)
+    if self.clients_per_device != 'auto':
+      checks.positive_int(clients_per_device=self.clients_per_device)
     if self.gpu_memory_mb is not None:
       checks.positive_int(gpu_memory_mb=self.gpu_memory_mb)
     checks.in_range(0, 1, max_failed_share=self.max_failed_share)
@@ -153,10 +156,12 @@ class RoundReport(NamedTuple):
     failures: the causes of the failed clients, by position in the cohort.
     store_bytes: bytes that went into an object store for the round: its
       broadcast, sums and measurements.
+    num_at_once: how many clients trained at once; 0: without clients.
   """
 
   failures: Mapping[int, str] = {}
   store_bytes: int = 0
+  num_at_once: int = 0
 
 
 class Runner(abc.ABC, Generic[_Clients]):
@@ -181,10 +186,9 @@ class Runner(abc.ABC, Generic[_Clients]):
     self._cache = ComputationCache(self._load)
     self.last_round = RoundReport()
 
-  @property
   @abc.abstractmethod
-  def num_threads(self) -> int:
-    """How many clients train at once."""
+  def num_threads(self, clients: _Clients) -> int:
+    """Returns how many of a computation's clients train at once."""
 
   @abc.abstractmethod
   def load_clients(self, programs: compiler.ClientPrograms) -> _Clients:
@@ -236,7 +240,11 @@ class Runner(abc.ABC, Generic[_Clients]):
       total = self.run_clients(loaded.clients, this_round)
     else:
       total = program.clients.zero.load()()
-    self.last_round = RoundReport(this_round.failures, this_round.store_bytes)
+    self.last_round = RoundReport(
+        this_round.failures,
+        this_round.store_bytes,
+        self.num_threads(loaded.clients),
+    )
     trim_malloc(total)
     # It refers to the sum, too, which `finish` frees leaf by leaf.
     del this_round
@@ -263,7 +271,10 @@ class Runner(abc.ABC, Generic[_Clients]):
         scheduler=scheduler.Scheduler(
             # Twice the threads: each may have a group in progress and a result
             # that waits for its turn.
-            groups, max_ahead=2 * self.num_threads if is_large else None
+            groups,
+            max_ahead=2 * self.num_threads(loaded.clients)
+            if is_large
+            else None,
         ),
         ordered=loaded.merge_ordered
         and reduction.OrderedSum(loaded.merge_ordered),

@@ -1,11 +1,25 @@
-"""The logical TensorFlow devices of this machine to run on."""
+"""The logical TensorFlow devices to run on, and clients at once on each."""
 
 from collections.abc import Sequence
 import importlib.util
 import os
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import psutil
 import tensorflow as tf
+
+# 'auto': `DeviceSet.num_at_once` chooses.
+ClientsPerDevice = int | Literal['auto']
+
+# Memory of a client besides its tensors of the model's size: its data and its
+# activations, which no program tells before it runs.
+_CLIENT_BYTES = 2**29
+# Share of the free memory that clients may take: the server's step and the
+# first state need memory, too.
+_MEMORY_SHARE = 0.5
+# On a GPU two clients at once take turns: the host prepares one while the other
+# computes. Larger models keep a GPU busy, and may fill it.
+_MAX_SHARED_GPU_BYTES = 2**27
 
 # GPUs' memory is taken as it is needed, unless TensorFlow used them before. As
 # in `launch`, which notebooks and Ray's workers do not import.
@@ -35,24 +49,43 @@ class DeviceSet(NamedTuple):
 
   Attributes:
     devices: logical devices.
-    clients_per_device: how many train at once on each.
+    clients_per_device: how many train at once on each, or 'auto'.
   """
 
   devices: tuple[str, ...]
-  clients_per_device: int
+  clients_per_device: ClientsPerDevice
+
+  def num_at_once(self, *, tensor_bytes: int) -> int:
+    """Returns how many clients train at once on each device.
+
+    For 'auto', on a CPU: one for each core, as far as the memory that is free
+    now suffices; on a GPU two, if the model is small. No bit of a result
+    depends on the number.
+
+    Args:
+      tensor_bytes: size of the model's tensors that each of these clients adds:
+        its weights, gradients, delta and sum.
+    """
+    if self.clients_per_device != 'auto':
+      return self.clients_per_device
+    if 'GPU' in self.devices[0]:
+      return 2 if tensor_bytes <= _MAX_SHARED_GPU_BYTES else 1
+    cores = len(os.sched_getaffinity(0)) // len(self.devices)
+    free = _MEMORY_SHARE * psutil.virtual_memory().available
+    fitting = int(free / (tensor_bytes + _CLIENT_BYTES)) // len(self.devices)
+    return max(1, min(cores, fitting))
 
 
 def choose(
     devices: Sequence[str] | None,
     *,
-    clients_per_device: int,
+    clients_per_device: ClientsPerDevice,
     gpu_memory_mb: int | None,
 ) -> DeviceSet:
   """Returns the devices to train on, for settings as in `context.Settings`.
 
   Raises:
-    ValueError: as `logical_devices`, or the GPUs are to be split and are in
-      use already.
+    ValueError: as `logical_devices` and `split_gpus`.
   """
   split_gpus(count=clients_per_device, memory_mb=gpu_memory_mb)
   is_split = gpu_memory_mb is not None and clients_per_device > 1
@@ -63,7 +96,9 @@ def choose(
   return DeviceSet(found, 1 if is_split else clients_per_device)
 
 
-def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
+def split_gpus(
+    *, count: ClientsPerDevice, memory_mb: int | None
+) -> int | None:
   """Splits each GPU into logical devices, which compute at the same time.
 
   Args:
@@ -74,10 +109,14 @@ def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
     `memory_mb`.
 
   Raises:
-    ValueError: the GPUs were used already.
+    ValueError: `count` is 'auto', or the GPUs were used already.
   """
   if memory_mb is None or count == 1:
     return memory_mb
+  if count == 'auto':
+    raise ValueError(
+        "gpu_memory_mb needs clients_per_device as a number, found 'auto'."
+    )
   for device in tf.config.list_physical_devices('GPU'):
     parts = [tf.config.LogicalDeviceConfiguration(memory_mb)] * count
     # Split already, by an earlier context of this process.

@@ -26,6 +26,7 @@ at a time. The first device is the server device. Values stay in this process.
 from collections.abc import Sequence
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -97,7 +98,19 @@ def set_default_context(settings: Settings = Settings()) -> context.SyncContext:
   return built
 
 
-class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
+class _Clients(NamedTuple):
+  """A computation's clients.
+
+  Attributes:
+    programs: their programs.
+    per_device: how many train at once on each device.
+  """
+
+  programs: client_trainer.LoadedClientPrograms
+  per_device: int
+
+
+class _Runner(context.Runner[_Clients]):
   """Runs clients in threads on the devices of this machine."""
 
   def __init__(self, settings: Settings):
@@ -109,30 +122,26 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
     # The trainer returns its sum on this device, so `finish` needs no copy.
     super().__init__(settings, server_device=self._device_set.devices[0])
 
-  @property
-  def num_threads(self) -> int:
-    return (
-        len(self._device_set.devices) * self._device_set.clients_per_device
+  def num_threads(self, clients: _Clients) -> int:
+    return len(self._device_set.devices) * clients.per_device
+
+  def load_clients(self, programs: compiler.ClientPrograms) -> _Clients:
+    return _Clients(
+        client_trainer.load_programs(programs),
+        self._device_set.num_at_once(tensor_bytes=programs.client_bytes),
     )
 
-  def load_clients(
-      self, programs: compiler.ClientPrograms
-  ) -> client_trainer.LoadedClientPrograms:
-    return client_trainer.load_programs(programs)
-
   def run_clients(
-      self,
-      clients: client_trainer.LoadedClientPrograms,
-      this_round: client_round.ClientRound,
+      self, clients: _Clients, this_round: client_round.ClientRound
   ) -> list[tf.Tensor]:
     num_clients = len(this_round.clients)
     # The round does not own the trainer: a reference cycle would keep the
     # round's tensors until Python's collector runs.
     trainer = client_trainer.ClientTrainer(
-        clients,
+        clients.programs,
         # A small cohort needs no broadcast on the other devices.
         devices=self._device_set.devices[:num_clients],
-        clients_per_device=self._device_set.clients_per_device,
+        clients_per_device=clients.per_device,
         broadcast=this_round.broadcast,
         get_client=this_round.get_client,
     )

@@ -194,7 +194,7 @@ class RayRunner(context.Runner[_RayPrograms]):
         op_libraries=tuple(settings.op_libraries),
         required_paths=tuple(settings.required_paths),
         expected=ray_worker.describe_node(settings.required_paths),
-        clients_per_device=settings.clients_per_device,
+        clients_per_device=_per_device(settings),
         gpu_memory_mb=settings.gpu_memory_mb,
     )
     self.actors = {}
@@ -207,8 +207,8 @@ class RayRunner(context.Runner[_RayPrograms]):
     self._fill_slots()
     _wait_for_all(list(self.actors.values()))
 
-  @property
-  def num_threads(self) -> int:
+  def num_threads(self, clients: object) -> int:
+    del clients
     return sum(actor.num_threads for actor in self.actors.values())
 
   def replace(self, slot: _Slot, lost: Actor, error: Exception) -> None:
@@ -557,7 +557,7 @@ def _find_slots(
   options = _ActorOptions(
       num_cpus=num_cpus,
       num_gpus=num_gpus,
-      max_concurrency=settings.clients_per_device * max(1, num_gpus),
+      max_concurrency=_per_device(settings) * max(1, num_gpus),
   )
   if num_workers is not None:
     # Otherwise Ray would fill one machine before the next.
@@ -570,6 +570,14 @@ def _find_slots(
       for node_id, count in counts.items()
       for number in range(count if on_gpus else min(1, count))
   }
+
+
+def _per_device(settings: ray_cluster.Settings) -> int:
+  """Returns how many clients train at once on each device of a worker."""
+  # An actor's number of threads is fixed before its model and its memory are
+  # known. A worker has one core by default.
+  number = settings.clients_per_device
+  return 1 if number == 'auto' else number
 
 
 def _last_line(error: Exception) -> str:

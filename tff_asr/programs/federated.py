@@ -163,6 +163,8 @@ class FederatedTraining(
     report = context_lib.RoundReport()
     if isinstance(self.context, context_lib.AsyncContext):
       report = self.context.runner.last_round
+    if report.num_at_once:
+      _print_once(f'clients at once: {report.num_at_once}')
     measured = result.output.metrics
     state = result.output.state
     metrics = flatten(
@@ -250,3 +252,9 @@ def flatten(
   prefix = training_loop.EXACT_PREFIX
   # The prefix is what the loop removes metrics by.
   return released | {f'{prefix}{name}': exact[name] for name in exact}
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+  """Prints a line, once in this process."""
+  print(line)
