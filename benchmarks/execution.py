@@ -120,7 +120,7 @@ def main(_) -> None:
               noise_multiplier=0.0 if name == _WITHOUT_NOISE else 0.01,
               is_private=name != _OF_FLOATS,
           ),
-          clients.records_of(clients.client_ids),
+          clients.locate_clients(clients.client_ids),
       )
     clock = time.process_time if _CPU_TIME.value else time.perf_counter
     seconds = turns.measure(runs, repeats=_REPEATS.value, clock=clock)

@@ -91,7 +91,7 @@ def main(_) -> None:
     clock.lap('initialize')
     for number in range(_ROUNDS.value):
       state = process.next(
-          state, clients.records_of(clients.client_ids)
+          state, clients.locate_clients(clients.client_ids)
       ).state
       clock.lap(f'round {number + 1}')
       if _RAY_WORKERS.value:

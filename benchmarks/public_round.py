@@ -148,7 +148,7 @@ def _serve(
           model=model,
           front_end=front_end,
       ),
-      clients.records_of(clients.client_ids),
+      clients.locate_clients(clients.client_ids),
   )
   pipe.send(
       _Sizes(

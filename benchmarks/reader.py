@@ -260,7 +260,7 @@ def _build(
 
   generator = np.random.default_rng(1)
   chunks = []
-  for client in clients.records_of(cohort):
+  for client in clients.locate_clients(cohort):
     rows = records.locations_of(client)
     count = len(client.offsets)
     order = generator.permutation(count)

@@ -79,7 +79,7 @@ def _measure_here(cores: int) -> None:
             multi_device.Settings(devices=['CPU:0'], clients_per_device=cores)
         ),
         sizes.build_process(clients, cohort_size=8),
-        clients.records_of(clients.client_ids),
+        clients.locate_clients(clients.client_ids),
     )
     for _ in sys.stdin:
       begun = time.perf_counter()

@@ -259,7 +259,7 @@ class Round:
       self,
       context: tff.framework.SyncContext,
       process: tff.learning.templates.LearningProcess,
-      cohort: Sequence[records.ClientRecords],
+      cohort: Sequence[records.ClientRecordLocations],
   ):
     self._context = context
     self._process = process

@@ -95,7 +95,7 @@ def train(label, *gin_files, **settings):
   rates = [100 * training.evaluator(state.global_model_weights).word_error_rate]
   for _ in range(NUM_ROUNDS):
     cohort, cohort_state = source.draw(cohort_state)
-    clients = training.client_data.records_of(cohort)
+    clients = training.client_data.locate_clients(cohort)
     state, _ = process.next(state, clients)
     rates.append(
         100 * training.evaluator(state.global_model_weights).word_error_rate

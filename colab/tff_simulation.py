@@ -147,7 +147,7 @@ print('round  clients  dev WER %')
 print(f'    0           {100 * before.word_error_rate:9.1f}')
 for number in range(1, NUM_ROUNDS + 1):
   cohort, cohort_state = source.draw(cohort_state)
-  state, metrics = process.next(state, private.records_of(cohort))
+  state, metrics = process.next(state, private.locate_clients(cohort))
   after = evaluator(state.global_model_weights)
   rounds.append({
       'clients': int(metrics['client_work']['num_clients']),

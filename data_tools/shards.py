@@ -577,7 +577,7 @@ def _write_attributes(
     folder: str, attributes: speakers.Attributes
 ) -> summaries.Summary:
   """Writes attributes of speakers, and the summary, next to an index."""
-  speakers.write(folder, attributes)
+  speakers.write_attributes(folder, attributes)
   summary = summaries.read(folder)
   files_lib.write_json(os.path.join(folder, summaries.SUMMARY_FILE), summary)
   return summary

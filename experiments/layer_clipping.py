@@ -443,7 +443,7 @@ def _deltas(
     return tf.nest.map_structure(tf.subtract, weights, trained)
 
   order = np.random.default_rng(1).permutation(data.client_ids)
-  for client in data.records_of(order):
+  for client in data.locate_clients(order):
     yield train(weights, records.locations_of(client))
 
 

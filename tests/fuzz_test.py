@@ -136,7 +136,7 @@ class FuzzTest(cases.TestCase):
     return parse
 
   def write_speakers(self) -> index.Corpus:
-    speakers.write(self.write_clients(), {'age': {'ann': ['teens']}})
+    speakers.write_attributes(self.write_clients(), {'age': {'ann': ['teens']}})
     return index.read(self.path('corpus')).corpus
 
   def write_ledger(self) -> str:
@@ -174,7 +174,7 @@ class FuzzTest(cases.TestCase):
 
     def parse():
       index.read(self.path('corpus'))
-      speakers.read(corpus)
+      speakers.read_attributes(corpus)
 
     return parse
 

@@ -472,7 +472,7 @@ def _prepare(
     sizes: workload_lib.Workload, dtype: str, *, jit: bool
 ) -> tuple[
     tempfile.TemporaryDirectory,
-    list[records.ClientRecords],
+    list[records.ClientRecordLocations],
     tff.learning.templates.LearningProcess,
 ]:
   """A corpus' folder, which lives as long, its clients and their process."""
@@ -487,7 +487,7 @@ def _prepare(
   process = sizes.build_process(
       clients, cohort_size=sizes.num_clients, model=model, buckets=buckets
   )
-  return folder, clients.records_of(clients.client_ids), process
+  return folder, clients.locate_clients(clients.client_ids), process
 
 
 def _batch(size: int) -> pipeline_lib.Batch:

@@ -41,7 +41,7 @@ def main(_) -> None:
       # TFF's worker cannot call the host.
       noise_kernel='tensorflow' if _CONTEXT.value == 'native' else 'host',
   )
-  cohort = corpus.records_of(corpus.client_ids)
+  cohort = corpus.locate_clients(corpus.client_ids)
   with tff.framework.get_context_stack().install(_build_context()):
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())
     state = state._replace(global_model_weights=ours.load_weights(folder))

@@ -164,12 +164,13 @@ class ClientDataTest(cases.TestCase):
     cost = client_data.duration_cost(data)
     # 800 samples; 800 to 840 of five: (5 * 800 + 10 * 10) / 16000.
     self.assertEqual(
-        list(map(cost, data.records_of(['bert', 'cleo']))), [0.05, 0.25625]
+        list(map(cost, data.locate_clients(['bert', 'cleo']))),
+        [0.05, 0.25625],
     )
     self.assertEqual(data.duration_sec('cleo'), 0.25625)
     self.assertEqual(data.num_utterances('cleo'), 5)
     with self.assertRaisesRegex(ValueError, 'dora'):
-      data.records_of(['dora'])
+      data.locate_clients(['dora'])
 
   @parameterized.parameters(*audio.ENCODINGS)
   def test_records_of_any_clients_are_read_in_any_order(self, encoding):
@@ -218,7 +219,7 @@ class ClientDataTest(cases.TestCase):
   def test_records_of_clients_are_their_stretches_of_the_index(self):
     data = _shared(max_shard_bytes=2**20)  # One shard.
     starts = _record_starts(data.corpus.path, 0)
-    clients = data.records_of(['cleo', 'anna'])
+    clients = data.locate_clients(['cleo', 'anna'])
     self.assertEqual([each.client_id for each in clients], ['cleo', 'anna'])
     self.assertEqual(
         [each.offsets.tolist() for each in clients], [starts[4:], starts[:3]]
@@ -231,7 +232,7 @@ class ClientDataTest(cases.TestCase):
     )
     # A selection has its own clients only.
     with self.assertRaisesRegex(ValueError, 'client anna is not among the 1'):
-      data.select(['cleo']).records_of(['anna'])
+      data.select(['cleo']).locate_clients(['anna'])
 
   def test_corpora_with_the_same_clients_are_not_mixed_up(self):
     folders = [self.folder, f'{self.folder}2']

@@ -32,7 +32,7 @@ class SpeakersTest(cases.TestCase):
 
   def read(self):
     corpus = index.read(self.folder).corpus
-    return speakers.read(corpus)
+    return speakers.read_attributes(corpus)
 
   def path(self, name: str = speakers.SPEAKERS_FILE) -> str:
     return os.path.join(self.folder, name)
@@ -41,7 +41,7 @@ class SpeakersTest(cases.TestCase):
     corpus = index.read(self.folder).corpus
     others = (index.CLIENTS_FILE, index.OFFSETS_FILE, corpus.shards[0].name)
     before = [_stamp(self.path(name)) for name in others]
-    speakers.write(self.folder, _SAID)
+    speakers.write_attributes(self.folder, _SAID)
     self.assertEqual(
         pathlib.Path(self.path()).read_text(),
         'client_id\tgender\tage\taccent\n'
@@ -63,9 +63,9 @@ class SpeakersTest(cases.TestCase):
   def test_removing_attributes_restores_the_corpus(self):
     before = pathlib.Path(self.path(index.CORPUS_FILE)).read_bytes()
     files = sorted(os.listdir(self.folder))
-    speakers.write(self.folder, {})
-    speakers.write(self.folder, _SAID)
-    speakers.write(self.folder, {})
+    speakers.write_attributes(self.folder, {})
+    speakers.write_attributes(self.folder, _SAID)
+    speakers.write_attributes(self.folder, {})
     with open(self.path(index.CORPUS_FILE), 'rb') as f:
       self.assertEqual(f.read(), before)
     self.assertEqual(sorted(os.listdir(self.folder)), files)
@@ -74,15 +74,15 @@ class SpeakersTest(cases.TestCase):
   def test_a_missing_or_unindexed_file_gives_no_attributes(self):
     pathlib.Path(self.path()).write_text('client_id\tgender\nann\tfemale\n')
     self.assertEqual(self.read(), {})
-    speakers.write(self.folder, _SAID)
+    speakers.write_attributes(self.folder, _SAID)
     os.remove(self.path())
     self.assertEqual(self.read(), {})
-    speakers.write(self.folder, _SAID)
+    speakers.write_attributes(self.folder, _SAID)
     self.assertLen(self.read(), 1)
 
   @parameterized.parameters(0, 0.5, 1)
   def test_a_damaged_file_is_named(self, place):
-    speakers.write(self.folder, _SAID)
+    speakers.write_attributes(self.folder, _SAID)
     fakes.damage(self.path(), place)
     message = r'split/speakers\.tsv does not have the checksum'
     # The index does not need it.
@@ -92,5 +92,5 @@ class SpeakersTest(cases.TestCase):
   @parameterized.parameters('a\tb', 'a\nb')
   def test_control_characters_are_refused(self, value):
     with self.assertRaisesRegex(ValueError, 'the age of client bob must'):
-      speakers.write(self.folder, {'age': {'bob': {value}}})
+      speakers.write_attributes(self.folder, {'age': {'bob': {value}}})
     self.assertFalse(os.path.exists(self.path()))

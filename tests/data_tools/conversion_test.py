@@ -179,7 +179,7 @@ class ConversionTest(cases.TestCase):
 
   def read_speakers(self, name):
     corpus = client_data.load(os.path.join(self.output_dir, name)).corpus
-    return speakers.read(corpus)
+    return speakers.read_attributes(corpus)
 
   def test_attributes_can_be_left_out_and_put_back(self):
     shard = os.path.join(self.output_dir, 'dev/shard-00000.tfrecord')

@@ -182,7 +182,7 @@ class StoredFeaturesTest(_TestCase):
     """Training batches of each client, read by its records' locations."""
     data = client_data.load(folder)
     pipeline = self.pipeline(read=data.read, **options)
-    for client in data.records_of(data.client_ids):
+    for client in data.locate_clients(data.client_ids):
       rows = tf.data.Dataset.from_tensor_slices(records.locations_of(client))
       yield from pipeline.training_batches(
           rows, seed=tf.constant(_SEED), num_epochs=2
@@ -319,7 +319,7 @@ class FederatedTest(_TestCase):
       with tff.framework.get_context_stack().install(context):
         state = process.initialize()
         before = process.get_model_weights(state)
-        state = process.next(state, data.records_of(['ann', 'bob'])).state
+        state = process.next(state, data.locate_clients(['ann', 'bob'])).state
         weights.append(process.get_model_weights(state))
       # The front end's weights are not part of a round.
       self.assertCountEqual(weights[-1], model.specs)

@@ -125,7 +125,7 @@ class RealSpeechTest(parameterized.TestCase):
   )
   def test_attributes_of_speakers_are_stored(self, name, expected):
     corpus = _convert(name).corpus
-    known = list(speakers.read(corpus).values())
+    known = list(speakers.read_attributes(corpus).values())
     self.assertEqual(
         corpus.origin.get('attributes', {}),
         {

@@ -78,7 +78,7 @@ class SyntheticPopulationTest(absltest.TestCase):
 
   def test_speakers_are_grouped_by_accent_and_rate(self):
     corpus = client_data.load(self.root / 'first/private').corpus
-    groups = speakers.read(corpus)
+    groups = speakers.read_attributes(corpus)
     self.assertLen(groups, 4)
     for number in range(4):
       speaker = _draw('private', number)

@@ -166,13 +166,13 @@ class LanguageModelTest(cases.TestCase):
         ),
     )
     self.assertRegex(
-        language_model_lib.name(found),
+        language_model_lib.label(found),
         r'^words.arpa \(order 2, SHA-256 [0-9a-f]{8}\)$',
     )
     # As data_tools.ngram writes it.
     pathlib.Path(self.path).write_text('# {"text": "AN4 public"}\n' + ARPA)
     self.assertStartsWith(
-        language_model_lib.name(self.build().describe()),
+        language_model_lib.label(self.build().describe()),
         'words.arpa of AN4 public (order 2, ',
     )
 

@@ -102,7 +102,7 @@ def initial_state(
 
 def draw_cohorts(
     data: client_data.SpeechClientData, num_rounds: int
-) -> list[list[records.ClientRecords]]:
+) -> list[list[records.ClientRecordLocations]]:
   """Poisson cohorts, the same at every call."""
   source = cohorts.poisson(
       data.client_ids, cohort_size=_COHORT_SIZE, key=keys.from_seed(5)
@@ -110,5 +110,5 @@ def draw_cohorts(
   found, state = [], source.initial_state()
   for _ in range(num_rounds):
     cohort, state = source.draw(state)
-    found.append(data.records_of(cohort))
+    found.append(data.locate_clients(cohort))
   return found

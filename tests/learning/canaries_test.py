@@ -99,10 +99,10 @@ class CanaryDataTest(absltest.TestCase):
         data.client_ids, ['ann', 'bob', *_CANARIES.client_ids]
     )
     self.assertEqual(data.element_type_structure, people.element_type_structure)
-    for client in data.records_of(data.client_ids):
+    for client in data.locate_clients(data.client_ids):
       self.assertLen(client.offsets, 1)
     self.assertEqual(
-        [client.client_id for client in data.records_of(data.client_ids)],
+        [client.client_id for client in data.locate_clients(data.client_ids)],
         data.client_ids,
     )
     self.assertEqual({data.duration_sec(name) for name in data.client_ids}, {0})

@@ -499,7 +499,7 @@ class ProcessTest(cases.TestCase):
     ):
       state = fed_avg.set_noise_key(process.initialize(), keys.draw())
       for cohort in (['cai', 'ann', 'bob'], ['ann'], ['bob'], ['cai']):
-        process.next(state, _load_shards(3).records_of(cohort))
+        process.next(state, _load_shards(3).locate_clients(cohort))
     together, *alone = sums
     self.assertLen(together, len(tiny.recognizer().specs))
     self.assertTrue(all(np.any(part) for one in alone for part in one[:1]))
@@ -520,7 +520,7 @@ class ProcessTest(cases.TestCase):
     state = process.initialize()
 
     def mean(*cohort):
-      done = process.next(state, data.records_of(cohort)).state
+      done = process.next(state, data.locate_clients(cohort)).state
       # SGD at a rate of 1: weights move by minus the mean.
       return {
           name: state.global_model_weights[name] - value

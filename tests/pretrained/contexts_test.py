@@ -112,8 +112,8 @@ def _run(
   return {name: np.asarray(value) for name, value in weights.items()}
 
 
-def _records(cohort: tuple[str, ...]) -> list[records.ClientRecords]:
-  return _data().records_of(cohort)
+def _records(cohort: tuple[str, ...]) -> list[records.ClientRecordLocations]:
+  return _data().locate_clients(cohort)
 
 
 @functools.lru_cache

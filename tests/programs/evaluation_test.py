@@ -361,7 +361,7 @@ class EvaluateTest(cases.TestCase):
   def test_writes_the_result_of_each_run(self):
     shards = fakes.write_split(self.root + '/test', _CLIENTS | {'dee': 1})
     ages = {'ann': frozenset({'teens'}), 'dee': frozenset({'x'})}
-    speakers.write(shards, {'age': ages})
+    speakers.write_attributes(shards, {'age': ages})
     data = client_data_lib.load(shards, client_ids=_CLIENTS)
     runs = []
     for letter in ('a', 'b'):

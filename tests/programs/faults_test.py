@@ -11,8 +11,8 @@ from tff_asr.programs import faults
 
 
 def _check(
-    roll_backs: faults.RollBacks, update: float, weights: float, **settings
-) -> tuple[faults.RollBacks, bool]:
+    roll_backs: faults.RollbackCounts, update: float, weights: float, **settings
+) -> tuple[faults.RollbackCounts, bool]:
   return faults.FaultSettings(**settings).check_divergence(
       roll_backs,
       {'update_norm': update, 'weights_norm': weights},
@@ -30,22 +30,23 @@ class DivergenceTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         faults.DivergedError, rf'round 7 diverged: its {text}.*ON_DIVERG'
     ):
-      _check(faults.RollBacks(), update, weights)
+      _check(faults.RollbackCounts(), update, weights)
 
   def test_roll_backs_end_after_three_in_a_row(self):
     settings = dict(on_divergence='roll_back')
-    roll_backs = faults.RollBacks()
+    roll_backs = faults.RollbackCounts()
     for number in range(1, 4):
       roll_backs, is_good = _check(roll_backs, math.nan, 1.0, **settings)
       self.assertFalse(is_good)
-      self.assertEqual(roll_backs, faults.RollBacks(number, number))
+      self.assertEqual(roll_backs, faults.RollbackCounts(number, number))
     with self.assertRaisesRegex(
         faults.DivergedError, '3 roll-backs in a row did not help'
     ):
       _check(roll_backs, math.nan, 1.0, **settings)
     # Finite norms, however large, do not count as divergence.
     self.assertEqual(
-        _check(roll_backs, 1e9, 1e9, **settings), (faults.RollBacks(0, 3), True)
+        _check(roll_backs, 1e9, 1e9, **settings),
+        (faults.RollbackCounts(0, 3), True),
     )
 
   @parameterized.parameters(

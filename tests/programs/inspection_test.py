@@ -34,7 +34,9 @@ class InspectionTest(cases.TestCase):
     self.assertRegex(text, r'\| a +\| +0\.00 \| +8 \| +2 \|')
     self.assertRegex(text, r'\| b +\| +0\.00 \| +1 \| +1 \|')
     self.assertIn('b: every shard has its checksum.', text)
-    speakers.write(folders[1], {'age': {'cai': frozenset(['teens'])}})
+    speakers.write_attributes(
+        folders[1], {'age': {'cai': frozenset(['teens'])}}
+    )
     text = inspection.describe(folders, is_verified=True)
     self.assertIn('b: age known for 1 of 1 speakers', text)
     pathlib.Path(folders[1], speakers.SPEAKERS_FILE).write_text(

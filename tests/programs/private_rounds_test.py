@@ -435,9 +435,9 @@ class PrivacySettingsTest(absltest.TestCase):
     none = runs.process_state(
         {}, query_state=(), event=dp_accounting.GaussianDpEvent(0.0)
     )
-    self.assertTrue(private_rounds.is_protected(_state(), secret))
-    self.assertFalse(private_rounds.is_protected(_state(), known))
-    self.assertFalse(private_rounds.is_protected(none, secret))
+    self.assertTrue(private_rounds.has_secret_noise(_state(), secret))
+    self.assertFalse(private_rounds.has_secret_noise(_state(), known))
+    self.assertFalse(private_rounds.has_secret_noise(none, secret))
 
   def test_the_default_delta_follows_the_largest_charged_population(self):
     own, inherited = (

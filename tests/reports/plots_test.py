@@ -160,7 +160,7 @@ class PlotsTest(cases.TestCase):
     )
     self.assertIsNone(plots.norms_by_block([self.private('other')]))
     self.assertEqual(
-        tables.norms_by_part([federated, central]),
+        tables.norms_by_block_part([federated, central]),
         [
             ['norm', federated.name, central.name],
             ["clients' deltas: ln1", '2.8', ''],

@@ -4,7 +4,8 @@ A learning process of `fed_avg.build` takes, for each client of a round, where
 its records lie. The server looks that up in the index:
 
     private = client_data.load('shards/train')
-    state, metrics = process.next(state, private.records_of(['ann', 'bob']))
+    clients = private.locate_clients(['ann', 'bob'])
+    state, metrics = process.next(state, clients)
 
 The records themselves are read at the client (`records`). Evaluation,
 inspection and your own TFF loops open a client's utterances by
@@ -27,15 +28,15 @@ from tff_asr.data import records
 from tff_asr.data import schema
 
 
-_CLIENT_RECORDS_TYPE = tff.to_type(
-    records.ClientRecords(
+_LOCATIONS_TYPE = tff.to_type(
+    records.ClientRecordLocations(
         client_id=np.str_,
         shard=np.int64,
         offsets=tff.TensorType(np.int64, [None]),
     )
 )
-_WEIGHTED_CLIENT_RECORDS_TYPE = tff.to_type(
-    records.WeightedClientRecords(
+_WEIGHTED_LOCATIONS_TYPE = tff.to_type(
+    records.WeightedClientRecordLocations(
         client_id=np.str_,
         shard=np.int64,
         offsets=tff.TensorType(np.int64, [None]),
@@ -62,15 +63,15 @@ def load(
       >>> private = load('split')
       >>> private.client_ids, private.num_utterances('ann')
       (['ann'], 1)
-      >>> private.records_of(['ann'])
-      [ClientRecords(client_id='ann', shard=0, offsets=array([0]))]
+      >>> private.locate_clients(['ann'])
+      [ClientRecordLocations(client_id='ann', shard=0, offsets=array([0]))]
 
   Args:
     path: A split's folder, as written by `data_tools`.
     client_ids: The clients to keep; None keeps all.
-    num_processes: Above 1, clients that `records_of` returns together have the
-      weights of `process_means`, which depend on each other's data: no noise
-      makes that private.
+    num_processes: Above 1, clients that `locate_clients` returns together have
+      the weights of `process_means`, which depend on each other's data: no
+      noise makes that private.
 
   Raises:
     ValueError: If the folder is missing, damaged or not a corpus, or a client
@@ -82,7 +83,7 @@ def load(
 
 def duration_cost(
     client_data: 'SpeechClientData',
-) -> Callable[[records.ClientRecords], float]:
+) -> Callable[[records.ClientRecordLocations], float]:
   """Cost of a client's training, in seconds of audio.
 
   For an execution context that starts costly clients first. Costs come from the
@@ -91,14 +92,14 @@ def duration_cost(
   resumed has the same costs.
 
   Returns:
-    A function of a client's records, as `records_of` returns them.
+    A function of a client's records, as `locate_clients` returns them.
   """
   return lambda client: client_data.duration_sec(client.client_id)
 
 
 def client_arguments(
     client_data: tff.simulation.datasets.ClientData, client_ids: Iterable[str]
-) -> list[records.ClientRecords] | list[str]:
+) -> list[records.ClientRecordLocations] | list[str]:
   """Returns what `next` of a process on `client_data` takes for these clients.
 
   Args:
@@ -109,7 +110,7 @@ def client_arguments(
     Where their records lie; for data in memory the ids themselves.
   """
   if isinstance(client_data, SpeechClientData):
-    return client_data.records_of(client_ids)
+    return client_data.locate_clients(client_ids)
   return list(client_ids)
 
 
@@ -132,11 +133,11 @@ def dataset_computation(
     is_weighted = client_data.num_processes > 1
 
     @tff.tensorflow.computation(
-        _WEIGHTED_CLIENT_RECORDS_TYPE if is_weighted else _CLIENT_RECORDS_TYPE
+        _WEIGHTED_LOCATIONS_TYPE if is_weighted else _LOCATIONS_TYPE
     )
     def locate(client):
       fields = list(client)
-      rows = records.locations_of(records.ClientRecords(*fields[:3]))
+      rows = records.locations_of(records.ClientRecordLocations(*fields[:3]))
       if is_weighted:
         rows[records.WEIGHT] = tf.fill(
             tf.shape(rows[records.OFFSET]), fields[3]
@@ -241,9 +242,12 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     """`schema.element_spec`."""
     return schema.element_spec(self._corpus.features)
 
-  def records_of(
+  def locate_clients(
       self, client_ids: Iterable[str]
-  ) -> list[records.ClientRecords] | list[records.WeightedClientRecords]:
+  ) -> (
+      list[records.ClientRecordLocations]
+      | list[records.WeightedClientRecordLocations]
+  ):
     """Returns where the records of these clients lie, in the order given.
 
     With several processes, they have the weights of a round of these clients.
@@ -257,7 +261,9 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
       first = self._clients.first_records[row]
       offsets = self._offsets[first : first + self._clients.num_utterances[row]]
       found.append(
-          records.ClientRecords(client_id, self._clients.shards[row], offsets)
+          records.ClientRecordLocations(
+              client_id, self._clients.shards[row], offsets
+          )
       )
     if self.num_processes == 1:
       return found
@@ -265,7 +271,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
         [len(each.offsets) for each in found], num_processes=self.num_processes
     )
     return [
-        records.WeightedClientRecords(*each, np.float32(weight))
+        records.WeightedClientRecordLocations(*each, np.float32(weight))
         for each, weight in zip(found, weights)
     ]
 
@@ -318,7 +324,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
       count = tf.constant(clients.num_utterances)[row]
       return self._reader.read_dataset(
           records.locations_of(
-              records.ClientRecords(
+              records.ClientRecordLocations(
                   client_id,
                   tf.constant(clients.shards)[row],
                   tf.constant(self._offsets)[first : first + count],
@@ -334,7 +340,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     Raises:
       ValueError: If `client_id` is not among `client_ids`.
     """
-    (client,) = self.records_of([client_id])
+    (client,) = self.locate_clients([client_id])
     return self._reader.read_dataset(records.locations_of(client))
 
   def select(self, client_ids: Iterable[str]) -> 'SpeechClientData':

@@ -58,8 +58,8 @@ class CohortState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Cohorts:
-  """Draws cohorts of client ids as `sampling` declares.
+class CohortSampler:
+  """Draws the cohort of each round, as `sampling` declares.
 
   Made by `poisson`, `fixed_size`, `full`, `min_sep` and `cyclic`.
 
@@ -122,7 +122,7 @@ def poisson(
     *,
     cohort_size: int,
     key: np.ndarray | None = None,
-) -> Cohorts:
+) -> CohortSampler:
   """Each client joins independently, cohort_size of them expected.
 
   Args:
@@ -143,7 +143,7 @@ def fixed_size(
     *,
     cohort_size: int,
     key: np.ndarray | None = None,
-) -> Cohorts:
+) -> CohortSampler:
   """cohort_size clients a round, without replacement. Args as `poisson`."""
   return _build(
       client_ids, kind='fixed_size', cohort_size=cohort_size, key=key
@@ -152,7 +152,7 @@ def fixed_size(
 
 def full(
     client_ids: Sequence[str], *, key: np.ndarray | None = None
-) -> Cohorts:
+) -> CohortSampler:
   """All clients in each round; `key` is kept but decides nothing."""
   return _build(
       client_ids, kind='full', cohort_size=len(client_ids), key=key
@@ -165,7 +165,7 @@ def min_sep(
     cohort_size: int,
     min_sep: int,
     key: np.ndarray | None = None,
-) -> Cohorts:
+) -> CohortSampler:
   """cohort_size clients a round, none twice within min_sep rounds.
 
   Clients b, 2 b, .. places apart in the order of ids are a sampling group, and
@@ -196,7 +196,7 @@ def cyclic(
     cohort_size: int,
     min_sep: int,
     key: np.ndarray | None = None,
-) -> Cohorts:
+) -> CohortSampler:
   """As `min_sep`, but each client of a sampling group joins independently.
 
   cohort_size clients are expected; see `min_sep` for the args.
@@ -240,10 +240,10 @@ def _build(
     cohort_size: int,
     key: np.ndarray | None,
     min_sep: int | None = None,
-) -> Cohorts:
-  """Cohorts of a kind; draws a key if none is given."""
+) -> CohortSampler:
+  """A sampler of a kind; draws a key if none is given."""
   client_ids = _sorted_ids(client_ids)
-  return Cohorts(
+  return CohortSampler(
       client_ids=client_ids,
       sampling=accounting.Sampling(
           kind=kind,

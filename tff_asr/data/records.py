@@ -1,9 +1,9 @@
 """Reads records of a corpus by their locations: in any order, each checked.
 
 The server knows from the index (`index`) where each client's records lie. It
-sends a client its `ClientRecords`; there, in the graph, `locations_of` makes
-them rows, and `Reader.read` seeks to each and reads it alone. Core ops only,
-except for FLAC.
+sends a client its `ClientRecordLocations`; there, in the graph, `locations_of`
+makes them rows, and `Reader.read` seeks to each and reads it alone. Core ops
+only, except for FLAC.
 
 In the graph, an error names shard and byte of a record that
 
@@ -40,7 +40,7 @@ _BUFFER_BYTES = 64 * 1024
 _AT_ONCE = 32
 
 
-class ClientRecords(NamedTuple):
+class ClientRecordLocations(NamedTuple):
   """Where a client's records lie, as NumPy values or as tensors.
 
   Attributes:
@@ -54,8 +54,8 @@ class ClientRecords(NamedTuple):
   offsets: np.ndarray | tf.Tensor
 
 
-class WeightedClientRecords(NamedTuple):
-  """`ClientRecords` with the factor of the client's delta, float32 []."""
+class WeightedClientRecordLocations(NamedTuple):
+  """The same with the factor of the client's delta, float32 []."""
 
   client_id: str | tf.Tensor
   shard: np.int64 | tf.Tensor
@@ -91,7 +91,7 @@ LOCATION_SPECS = locations(
 """Specs of `RecordLocations`, for functions that are traced once."""
 
 
-def locations_of(client: ClientRecords) -> RecordLocations:
+def locations_of(client: ClientRecordLocations) -> RecordLocations:
   """Returns a client's records as rows, in their order; traceable."""
   # Also of NumPy values, for callers outside a graph.
   offsets = tf.convert_to_tensor(client.offsets, tf.int64)

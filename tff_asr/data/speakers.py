@@ -25,7 +25,9 @@ Attributes = Mapping[str, Mapping[str, frozenset[str]]]
 in the order of their columns."""
 
 
-def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
+def write_attributes(
+    folder: str | os.PathLike[str], attributes: Attributes
+) -> None:
   """Writes speakers.tsv of a corpus, or removes it.
 
   Shards and index files are not changed, so the corpus may be in use. Nothing
@@ -56,8 +58,9 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
   is_there = content is None or os.path.exists(path)
   if is_there and (named, origin) == (corpus.files, corpus.origin):
     return  # It is up to date, and others may be reading it.
-  # After a crash corpus.json may lack the new file's checksum: `read` then
-  # ignores or reports the file. There is never a checksum without a file.
+  # After a crash corpus.json may lack the new file's checksum:
+  # `read_attributes` then ignores or reports the file. There is never a
+  # checksum without a file.
   if content is not None:
     files.write(path, content)
   corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
@@ -71,7 +74,7 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> None:
       os.remove(path)
 
 
-def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
+def read_attributes(corpus: index.Corpus) -> dict[str, dict[str, str]]:
   """Returns the known attributes of the speakers of a corpus.
 
   Returns:

@@ -231,8 +231,8 @@ class BeamSearch:
     }
 
 
-def name(description: Mapping[str, str | int | float]) -> str:
-  """Returns the words that name a model in tables, given `describe`'s JSON."""
+def label(description: Mapping[str, str | int | float]) -> str:
+  """Returns a label of a model for tables, given `describe`'s JSON."""
   text = f' of {description["text"]}' if 'text' in description else ''
   return (
       f'{description["file"]}{text} (order {description["order"]}, SHA-256 '

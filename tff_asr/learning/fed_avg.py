@@ -62,7 +62,7 @@ def build(
   """Builds the learning process.
 
   Its `next` takes the state and where the clients' records lie
-  (`client_data.records_of`; for data in memory the clients' ids):
+  (`client_data.locate_clients`; for data in memory the clients' ids):
 
     (<S@SERVER, {<client_id=string,shard=int64,offsets=int64[?]>}@CLIENTS>
      -> <state=S@SERVER, metrics=M@SERVER>)

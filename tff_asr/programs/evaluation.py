@@ -514,7 +514,7 @@ def _print_result(
     print(
         f'{run}: WER {percent("word_error_rate", with_lm)}, CER '
         f'{percent("character_error_rate", with_lm)} with '
-        f'{language_model_lib.name(with_lm)}, weights '
+        f'{language_model_lib.label(with_lm)}, weights '
         f'{with_lm["alpha"]:g} and {with_lm["beta"]:g}'
     )
   if private.words:
@@ -541,7 +541,7 @@ def attributes_of(
 ) -> dict[str, dict[str, str]]:
   """Returns known attributes of the speakers; none for data in memory."""
   corpus = client_data_lib.corpus_of(client_data)
-  known = {} if corpus is None else speakers.read(corpus)
+  known = {} if corpus is None else speakers.read_attributes(corpus)
   return {
       client_id: known[client_id]
       for client_id in sorted(client_data.client_ids)

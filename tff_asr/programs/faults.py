@@ -138,11 +138,11 @@ class FaultSettings:
 
   def check_divergence(
       self,
-      roll_backs: 'RollBacks',
+      roll_backs: 'RollbackCounts',
       metrics: Mapping[str, SupportsFloat],
       *,
       round_num: int,
-  ) -> tuple['RollBacks', bool]:
+  ) -> tuple['RollbackCounts', bool]:
     """Decides whether a round is kept or undone.
 
     Args:
@@ -166,7 +166,7 @@ class FaultSettings:
       return roll_backs._replace(in_a_row=0), True
     in_a_row = roll_backs.in_a_row
     if self.on_divergence == 'roll_back' and in_a_row < _MAX_ROLL_BACKS:
-      return RollBacks(in_a_row + 1, roll_backs.in_all + 1), False
+      return RollbackCounts(in_a_row + 1, roll_backs.in_all + 1), False
     remedy = ", or set ON_DIVERGENCE = 'roll_back'."
     if in_a_row:
       remedy = f' ({in_a_row} roll-backs in a row did not help).'
@@ -186,7 +186,7 @@ def too_many(round_num: int) -> TooManyFailuresError:
   )
 
 
-class RollBacks(NamedTuple):
+class RollbackCounts(NamedTuple):
   """Counts of the rounds that a run has undone.
 
   Attributes:

@@ -46,7 +46,7 @@ _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FederatedTraining(
     training_loop.TrainingRun[
-        list[str], cohorts.CohortState, faults_lib.RollBacks
+        list[str], cohorts.CohortState, faults_lib.RollbackCounts
     ]
 ):
   """Federated rounds on private clients; the privacy unit is a client.
@@ -64,7 +64,7 @@ class FederatedTraining(
   """
 
   learning_process: tff.learning.templates.LearningProcess
-  build_cohorts: Callable[..., cohorts.Cohorts]
+  build_cohorts: Callable[..., cohorts.CohortSampler]
   context: tff.framework.AsyncContext
   num_rounds: int
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
@@ -87,7 +87,7 @@ class FederatedTraining(
     )
 
   @functools.cached_property
-  def _cohorts(self) -> cohorts.Cohorts:
+  def _cohorts(self) -> cohorts.CohortSampler:
     return self.build_cohorts(
         self.client_data.client_ids,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
@@ -134,9 +134,9 @@ class FederatedTraining(
 
   def init_loop_state(
       self, weights: weights_lib.Weights
-  ) -> faults_lib.RollBacks:
+  ) -> faults_lib.RollbackCounts:
     del weights
-    return faults_lib.RollBacks()
+    return faults_lib.RollbackCounts()
 
   def sample(
       self, data_position: cohorts.CohortState
@@ -153,12 +153,12 @@ class FederatedTraining(
 
   def process_round(
       self,
-      loop_state: faults_lib.RollBacks,
+      loop_state: faults_lib.RollbackCounts,
       result: private_rounds.RoundResult[list[str], cohorts.CohortState],
       *,
       round_num: int,
       shows_exact: bool,
-  ) -> tuple[faults_lib.RollBacks, Optional[dict[str, float]]]:
+  ) -> tuple[faults_lib.RollbackCounts, Optional[dict[str, float]]]:
     # TFF's own context reports nothing: there a failed client ends the round.
     report = context_lib.RoundReport()
     if isinstance(self.context, context_lib.AsyncContext):

@@ -69,7 +69,7 @@ def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
     for folder in folders:
       # The slow part: it reads every byte.
       client_data.verify(folder)
-      speakers.read(index.read(folder).corpus)
+      speakers.read_attributes(index.read(folder).corpus)
       lines.append(f'{folder}: {_CHECKED}')
   return '\n'.join(lines)
 
@@ -131,7 +131,7 @@ def padding(
   count = _build_count(pipeline, seed=seed)
   frames, padded, num_batches, left_out = sum(
       count(records.locations_of(client)).numpy()
-      for client in data.records_of(ids)
+      for client in data.locate_clients(ids)
   )
   return (
       f'{folder}: {1 - frames / padded:.1%} of frames are padding, in'

@@ -534,7 +534,9 @@ def check_client_noise(
     )
 
 
-def is_protected(state: process_lib.State, settings: PrivacySettings) -> bool:
+def has_secret_noise(
+    state: process_lib.State, settings: PrivacySettings
+) -> bool:
   """Whether noise under secret keys protects what a run trains on."""
   return not settings.invalidations and bool(_event(state).noise_multiplier > 0)
 

@@ -416,7 +416,7 @@ async def prepare(training: TrainingRun) -> Prepared:
       parent_runs=training.parent_runs,
       # The first state determines whether there is noise.
       is_protected=inherited is not None
-      and private_rounds.is_protected(process_state, training.privacy),
+      and private_rounds.has_secret_noise(process_state, training.privacy),
       on_shared_data=training.on_shared_data,
   )
   return Prepared(process_state, inherited, public)

@@ -115,7 +115,7 @@ def _sections(
       ],
       'Layers (not private)': [
           picture('norms_by_block', plots.norms_by_block(runs)),
-          _table(tables.norms_by_part(runs), note=_NORMS),
+          _table(tables.norms_by_block_part(runs), note=_NORMS),
           *(
               picture(
                   # Names of runs may have slashes.

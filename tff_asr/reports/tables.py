@@ -280,7 +280,7 @@ def gains_by_group(runs: Sequence[runs_lib.Run]) -> Table:
   ]
 
 
-def norms_by_part(runs: Sequence[runs_lib.Run]) -> Table:
+def norms_by_block_part(runs: Sequence[runs_lib.Run]) -> Table:
   """Returns mean norms of the parts of blocks, a column for each run."""
   cells = [['norm', *(run.name for run in runs)]]
   for metric, title in layer_norms.TITLES.items():
@@ -368,7 +368,7 @@ def language_models(row: Row) -> str:
   """Formats the language models of a row's evaluations; empty without any."""
   return ', '.join(
       dict.fromkeys(
-          language_model.name(run.with_lm) for run in row.runs if run.with_lm
+          language_model.label(run.with_lm) for run in row.runs if run.with_lm
       )
   )
 
