@@ -1,6 +1,7 @@
 """Tests of tff_asr.programs.warm_start."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import pathlib
@@ -15,6 +16,51 @@ from tff_asr.learning import layer_freeze
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
+
+
+class ExtendedWeightsTest(cases.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.model = fakes.tiny_model(num_blocks=1)
+    self.weights = self.model.initialize([1, 2])
+    with run_dir.RunDir(self.path('run'), configuration='') as folder:
+      folder.write_model(
+          self.weights, tokens=fakes.tiny_tokenizer().identity
+      )
+
+  def extend(self, **specs):
+    """Weights for the model with more specs, and what is printed."""
+    model = dataclasses.replace(self.model, specs={**self.model.specs, **specs})
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+      found = warm_start.extend_weights(
+          self.path('run'),
+          model=model,
+          tokens=fakes.tiny_tokenizer().identity,
+      )
+    return found, printed.getvalue()
+
+  def test_adds_what_has_no_effect_at_first(self):
+    found, printed = self.extend(**{
+        'encoder/w/lora_a': weights_lib.matrix_spec(4, 2),
+        'encoder/w/lora_b': weights_lib.WeightSpec((2, 3)),
+        'encoder/block_00/adapter/bias_up': weights_lib.zeros_spec(5),
+    })
+    for name, value in self.weights.items():
+      np.testing.assert_array_equal(found[name], value)
+    self.assertGreater(np.std(found['encoder/w/lora_a']), 0)
+    np.testing.assert_array_equal(found['encoder/w/lora_b'], np.zeros([2, 3]))
+    self.assertIn('run: new, and without effect at first: 3 tensors', printed)
+
+  def test_a_run_that_lacks_nothing_is_read_as_it_is(self):
+    found, printed = self.extend()
+    self.assertEqual([*found], sorted(self.weights))
+    self.assertEqual(printed, '')
+
+  def test_other_weights_are_not_made_up(self):
+    with self.assertRaisesRegex(ValueError, 'it has no front/more'):
+      self.extend(**{'front/more': weights_lib.zeros_spec(3)})
 
 
 class NormsTest(absltest.TestCase):
