@@ -124,7 +124,7 @@ class PersonalizeTest(cases.TestCase):
     self.assertRegex(
         printed,
         r'run, 2 utterances: WER [\d.]+ to [\d.]+ % \(.* of 1 people.*\n'
-        r'.*run, 99 utterances: nobody has as many.\n'
+        r'.*run, 99 utterances: no person has that many.\n'
         r'.*run, all utterances: WER .* of 2 people, worst tenth .* %; better '
         r'for \d+ %, worse for \d+ %\n',
     )

@@ -90,7 +90,7 @@ class PersonalizationTest(absltest.TestCase):
 
   def test_table_of_gains(self):
     titles, *lines = tables.personal_gains([_run({}), _personalized()])
-    # Nobody adapted on the last number.
+    # No person adapted on the last number.
     self.assertLen(lines, 1)
     row = dict(zip(titles[:5], lines[0]))
     self.assertEqual(

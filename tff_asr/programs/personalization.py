@@ -248,7 +248,7 @@ def _results(
 def _summary(
     people: Mapping[str, Person], column: int, number: Optional[int]
 ) -> dict[str, Any]:
-  """The gains of an adaptation, as JSON; empty if nobody could adapt."""
+  """The gains of an adaptation, as JSON; empty if no person could adapt."""
   # People with fewer utterances would make the rows those of other adaptations.
   adapted = [
       each
@@ -273,7 +273,7 @@ def _print_result(
     number = row['num_utterances']
     label = 'all utterances' if number is None else f'{number} utterances'
     if 'num_people' not in row:
-      print(f'{run}, {label}: nobody has as many.')
+      print(f'{run}, {label}: no person has that many.')
       continue
     percent = lambda name, of=row: f'{100 * of[name]:.1f}'
     ends = row['difference']

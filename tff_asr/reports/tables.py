@@ -243,7 +243,7 @@ def personal_gains(runs: Sequence[runs_lib.Run]) -> Table:
   for run in runs:
     for row in (run.personalization or {}).get('gains', ()):
       if 'num_people' not in row:
-        continue  # Nobody has as many utterances.
+        continue  # No person has that many utterances.
       # The fifth decile is the median.
       rates = (
           row['deciles_before'][4], row['deciles_after'][4],
