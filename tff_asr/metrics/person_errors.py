@@ -48,10 +48,14 @@ def count(references: tf.Tensor, hypotheses: tf.Tensor) -> PersonErrors:
       reference is empty is an insertion.
     hypotheses: The recognised texts, string [B].
   """
-  references = tf.strings.split(references)
+  # With an empty utterance at the end, since the op rejects a batch of none.
+  references, hypotheses = (
+      tf.strings.split(tf.concat([texts, ['']], axis=0))
+      for texts in (references, hypotheses)
+  )
   # Unnormalised: the number of edits of each utterance.
   distances = tf.edit_distance(
-      tf.strings.split(hypotheses).to_sparse(),
+      hypotheses.to_sparse(),
       references.to_sparse(),
       normalize=False,
   )
