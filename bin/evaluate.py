@@ -22,13 +22,20 @@ _GIN_FILE = flags.DEFINE_multi_string(
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
 )
+_PRETRAINED = flags.DEFINE_string(
+    'pretrained',
+    None,
+    'Name or folder of the public model of the runs; sets PRETRAINED of the '
+    'configuration.',
+)
 
 
 def main(_) -> None:
   evaluate_runs = config.bind(
       evaluation.evaluate,
       gin_files=_GIN_FILE.value,
-      gin_params=_GIN_PARAM.value,
+      gin_params=_GIN_PARAM.value
+      + config.public_model_params(_GIN_FILE.value, _PRETRAINED.value),
   )
   evaluate_runs()
 

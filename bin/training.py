@@ -81,10 +81,9 @@ def run(
   if _DRY_RUN.value and describe is None:
     raise ValueError('this program has no --dry_run.')
   hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
-  params = _GIN_PARAM.value
-  if _PRETRAINED.value is not None:
-    config.check_public_model(_GIN_FILE.value)
-    params = [*params, f'PRETRAINED = {_PRETRAINED.value!r}']
+  params = _GIN_PARAM.value + config.public_model_params(
+      _GIN_FILE.value, _PRETRAINED.value
+  )
   bound = config.bind(program, gin_files=_GIN_FILE.value, gin_params=params)
   built = bound(
       output_dir=_OUTPUT_DIR.value,

@@ -98,7 +98,11 @@ def _run(
   # A seed model has the tokens of its language, a pre-trained one has none; to
   # fine-tune, its encoder is enough.
   seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
-  if 'PRETRAINED = ' in configuration:
+  if 'PRETRAINED = ' in configuration and experiment_files.pretrains(path):
+    gin_params = [each for each in gin_params if each not in _MODEL]
+    gin_params.append("PRETRAINED = 'public_waveforms'")
+    random_folders.write('public_waveforms', random_folders.TINY_20_MS)
+  elif 'PRETRAINED = ' in configuration:
     # The front end computes features of the audio.
     seed = 'seed_public_head'
     gin_params = [each for each in gin_params if each not in _MODEL]

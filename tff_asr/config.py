@@ -178,13 +178,26 @@ def macros_of_files(gin_files: Sequence[str]) -> dict[str, str]:
   return found
 
 
-def check_public_model(gin_files: Sequence[str]) -> None:
-  """Raises ConfigError if files do not set PRETRAINED."""
+def public_model_params(
+    gin_files: Sequence[str], pretrained: str | None
+) -> list[str]:
+  """Parameters that `--pretrained` stands for.
+
+  Args:
+    gin_files: The files of the configuration.
+    pretrained: Name or folder of a public model; None: as the files say.
+
+  Raises:
+    ConfigError: The files do not set PRETRAINED.
+  """
+  if pretrained is None:
+    return []
   if 'PRETRAINED' not in macros_of_files(gin_files):
     raise ConfigError(
         f'--pretrained: the model of {", ".join(gin_files)} has no public part;'
         ' add --gin_file=gin/models/public_head.gin.'
     )
+  return [f'PRETRAINED = {pretrained!r}']
 
 
 def settings_help(argv: Sequence[str], *, gin_file: str) -> str:

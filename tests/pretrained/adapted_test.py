@@ -11,13 +11,17 @@ import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
+from tests import reference_ssl
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
+from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
+from tff_asr.models import best_rq
 from tff_asr.models import ctc
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import layer_mix
+from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.pretrained import adapted
 from tff_asr.pretrained import features
@@ -27,9 +31,11 @@ from tff_asr.recognition import recognizer as recognizer_lib
 from tools.pretrained_parity import random_folders
 
 _FAMILIES = ('whisper', 'wav2vec2_base', 'hubert_large')
+_MASKED_FAMILIES = ('whisper', 'wav2vec2_20_ms')
 # Longer utterances than those of other tests of this model.
 _CONFIGS = random_folders.TINY | {
-    'whisper': random_folders.TINY['whisper'] | dict(max_source_positions=200)
+    'whisper': random_folders.TINY['whisper'] | dict(max_source_positions=200),
+    'wav2vec2_20_ms': random_folders.TINY_20_MS,
 }
 _SEED = (3, 4)
 
@@ -98,6 +104,108 @@ def _build(kind: str, folder: str, **options) -> encoder_lib.Encoder:
       'whole': {},
   }
   return getattr(adapted, kind)(name=folder, **own[kind] | options)
+
+
+class PretrainingTest(_TestCase):
+  """Masked prediction over the encoders of public models."""
+
+  def model(self, family: str, **options) -> best_rq.BestRqModel:
+    folder = self.write(family)
+    self.front_end = adapted.front_end(name=folder)
+    inputs = 'features' if family == 'whisper' else 'waveforms'
+    return best_rq.build(
+        encoder=adapted.whole(name=folder),
+        quantizer=quantizer_lib.RandomProjectionQuantizer(
+            num_codes=31,
+            code_dim=4,
+            num_stacked=2,
+            feature_dim=self.front_end.feature_dim if inputs == 'features'
+            else log_mel.NUM_MEL_BINS,
+        ),
+        inputs=inputs,
+        **dict(start_prob=0.2, span_sec=0.06) | options,
+    )
+
+  def mask(self, model, waveforms, num_samples, seeds) -> best_rq.Masked:
+    features, lengths = self.front_end.features(
+        tf.constant(waveforms, tf.int16), tf.constant(num_samples)
+    )
+    return model.mask(features, lengths, tf.constant(seeds))
+
+  def waveforms(self) -> np.ndarray:
+    return np.random.default_rng(1).integers(-9999, 9999, [2, 8000])
+
+  @parameterized.parameters(_MASKED_FAMILIES)
+  def test_padding_changes_no_draw_label_or_loss(self, family):
+    model = self.model(family)
+    weights = model.initialize(tf.constant(_SEED))
+    waveforms, lengths, seeds = self.waveforms(), [8000, 5000], [[1, 7], [2, 7]]
+    whole = self.mask(model, waveforms, lengths, seeds)
+    losses = model.masked_loss(weights, whole).numpy()
+    self.assertTrue((losses > 0).all())
+    for row, length in enumerate(lengths):
+      alone = self.mask(
+          model, waveforms[row : row + 1, :length], [length], [seeds[row]]
+      )
+      np.testing.assert_allclose(
+          model.masked_loss(weights, alone)[0], losses[row], rtol=1e-4
+      )
+      size = alone.labels.shape[1]
+      for name in ('labels', 'is_masked'):
+        np.testing.assert_array_equal(
+            getattr(alone, name)[0], getattr(whole, name)[row, :size]
+        )
+
+  def test_labels_of_waveforms_are_those_of_their_log_mel_features(self):
+    model = self.model('wav2vec2_20_ms')
+    waveforms = self.waveforms()
+    masked = self.mask(model, waveforms, [8000, 8000], [[1, 7], [2, 7]])
+    for waveform, labels in zip(waveforms, masked.labels):
+      expected = reference_ssl.labels(
+          log_mel.log_mel_numpy(waveform.astype(np.int16)),
+          model.quantizer.projection.numpy(),
+          model.quantizer.codes.numpy(),
+          num_stacked=2,
+      )
+      # Scaling rounds, so an equal pair of products may turn.
+      self.assertGreater(np.mean(labels.numpy() == expected), 0.95)
+
+  def test_a_label_of_a_waveform_is_masked_if_all_its_samples_are(self):
+    model = self.model('wav2vec2_20_ms', noise_stddev=0.0)
+    masked = self.mask(
+        model, self.waveforms(), [8000, 8000], [[1, 7], [2, 7]]
+    )
+    hidden = masked.features.numpy()[:, :, 0] == 0
+    # Two windows of 400 samples, 160 apart.
+    expected = [
+        [row[first : first + 560].all() for first in range(0, 7441, 320)]
+        for row in hidden
+    ]
+    np.testing.assert_array_equal(masked.is_masked, expected)
+    self.assertTrue(np.any(expected) and not np.all(expected))
+    # A tenth of a second has 10 chances of .2.
+    self.assertBetween(hidden.mean(), 0.3, 0.95)
+
+  def test_gradients_reach_every_weight(self):
+    model = self.model('wav2vec2_20_ms')
+    weights = model.initialize(tf.constant(_SEED))
+    masked = self.mask(
+        model, self.waveforms(), [8000, 5000], [[1, 7], [2, 7]]
+    )
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = tf.reduce_sum(model.masked_loss(weights, masked))
+    for name, gradient in tape.gradient(loss, weights).items():
+      self.assertGreater(np.abs(gradient).max(), 0, name)
+
+  def test_the_encoder_must_have_the_frames_of_the_labels(self):
+    with self.assertRaisesRegex(ValueError, 'num_stacked must be'):
+      folder = self.write('wav2vec2_20_ms')
+      best_rq.build(
+          encoder=adapted.whole(name=folder),
+          quantizer=quantizer_lib.RandomProjectionQuantizer(num_stacked=4),
+          inputs='waveforms',
+      )
 
 
 class EncoderTest(_TestCase):

@@ -33,7 +33,6 @@ from tff_asr import checks
 from tff_asr.aggregators import aggregation
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.features import log_mel
 from tff_asr.learning import data_parallel
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process
@@ -346,7 +345,7 @@ def build_example_gradients(
   spec = weights_lib.tensor_specs(model.specs)
 
   # In the example's own length, whatever the batch's is.
-  one = tf.TensorSpec([1, None, log_mel.NUM_MEL_BINS], tf.float32)
+  one = tf.TensorSpec([1, None, model.input_dim], tf.float32)
   seeds = tf.TensorSpec([1, 2, 2], tf.int32)
 
   @tf.function(

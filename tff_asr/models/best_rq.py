@@ -4,15 +4,22 @@ Chiu et al. 2022, https://arxiv.org/abs/2202.01855: spans of frames are replaced
 by noise (`features.span_masks`), and the encoder with a linear layer predicts
 the labels that a frozen quantizer (`quantizer`) gives to the hidden frames. The
 loss is the cross-entropy over masked frames. An output frame is masked if all
-feature frames of its label are.
+inputs of its label are.
 
-  B: batch size. T: feature frames. F: mel bins. S: output frames.
+An encoder of waveforms (`pretrained.adapted`) has samples in place of frames:
+spans of samples are replaced, and the labels are those of their log-mel
+features.
+
+  B: batch size. T: feature frames, or samples. F: mel bins, or 1. S: output
+  frames.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
 from typing import NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
@@ -23,8 +30,59 @@ from tff_asr.models import layers
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import weights as weights_lib
 
-# Lengths at which an encoder's frames are compared with the quantizer's.
-_COMPARED_LENGTHS = 100
+# Labelled frames up to which an encoder's frames are compared with the labels.
+_COMPARED_FRAMES = 100
+# Standard deviation of speech in int16 units. `log_mel` has a floor there, so
+# waveforms of another scale must be brought to it.
+_SPEECH_STDDEV = 2000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+  """An encoder's inputs, and the frames that the quantizer labels.
+
+  Attributes:
+    frame_length: Inputs of one labelled frame.
+    frame_shift: Inputs from one labelled frame to the next.
+    to_frames: (inputs float32 [B, T, F], lengths int32 [B]) to the frames and
+      their lengths.
+  """
+
+  frame_length: int
+  frame_shift: int
+  to_frames: Callable[
+      [tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]
+  ]
+
+  def num_frames(self, num_inputs):
+    """Labelled frames of an integer, or an integer tensor, of inputs."""
+    return log_mel.num_frames(
+        num_inputs, window=self.frame_length, frame_shift=self.frame_shift
+    )
+
+
+def _log_mel_of_waveforms(
+    waveforms: tf.Tensor, num_samples: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Log-mel features of waveforms float32 [B, T, 1] of any scale."""
+  samples = log_mel.standardize(
+      waveforms[:, :, 0],
+      tf.sequence_mask(num_samples, tf.shape(waveforms)[1]),
+      # At least 1, so that an utterance without samples stays finite.
+      count=tf.cast(tf.maximum(num_samples, 1), tf.float32)[:, tf.newaxis],
+      axes=[1],
+      epsilon=log_mel.VARIANCE_EPSILON,
+  )
+  return log_mel.log_mel(_SPEECH_STDDEV * samples, num_samples)
+
+
+_WAVEFORMS = 'waveforms'
+_INPUTS = {
+    'features': _Inputs(1, 1, lambda features, lengths: (features, lengths)),
+    _WAVEFORMS: _Inputs(
+        log_mel.FRAME_LENGTH, log_mel.FRAME_SHIFT, _log_mel_of_waveforms
+    ),
+}
 
 
 class Masked(NamedTuple):
@@ -50,19 +108,26 @@ class BestRqModel:
   Attributes:
     encoder: The acoustic encoder; its weights keep their names.
     quantizer: Makes the labels.
-    start_prob: Probability that a feature frame starts a masked span.
-    span_frames: Feature frames of a span.
-    noise_stddev: Standard deviation of the noise that replaces masked features.
+    inputs: What the encoder takes, 'features' or 'waveforms'.
+    start_prob: Probability that an input starts a masked span.
+    span_inputs: Inputs of a span.
+    noise_stddev: Standard deviation of the noise that replaces masked inputs.
     specs: All weights: the encoder's and `prediction/kernel`,
       `prediction/bias`.
   """
 
   encoder: encoder_lib.Encoder
   quantizer: quantizer_lib.RandomProjectionQuantizer
+  inputs: str
   start_prob: float
-  span_frames: int
+  span_inputs: int
   noise_stddev: float
   specs: weights_lib.Specs
+
+  @property
+  def input_dim(self) -> int:
+    """F."""
+    return 1 if self.inputs == _WAVEFORMS else self.quantizer.feature_dim
 
   def initialize(self, seed: tf.Tensor) -> weights_lib.Weights:
     """Draws initial weights from a seed int32 [2]."""
@@ -79,7 +144,7 @@ class BestRqModel:
         change neither labels nor masks before it.
       seeds: int32 [B, 2], one an utterance.
     """
-    batch_size, size, _ = tf.unstack(tf.shape(features))
+    size = tf.shape(features)[1]
     # One seed for masks and one for noise, by utterance: draws then do not
     # depend on the batch.
     split = tf.map_fn(lambda seed: tf.random.split(seed, 2), seeds)
@@ -88,25 +153,31 @@ class BestRqModel:
         size,
         split[:, 0],
         start_prob=self.start_prob,
-        width=self.span_frames,
+        width=self.span_inputs,
     )
+    inputs = _INPUTS[self.inputs]
+    # Of the inputs before noise replaces some of them.
+    labels = self.quantizer.labels(*inputs.to_frames(features, feature_lengths))
     num_stacked = self.quantizer.num_stacked
-    # Feature frames of each label; the rest of the last one has no label.
-    num_labels = size // num_stacked
-    by_label = tf.reshape(
-        is_hidden[:, : num_labels * num_stacked],
-        [batch_size, num_labels, num_stacked],
+    shift = num_stacked * inputs.frame_shift
+    first = shift * tf.range(tf.shape(labels)[1])
+    length = (num_stacked - 1) * inputs.frame_shift + inputs.frame_length
+    # Hidden inputs before each one.
+    before = tf.pad(
+        tf.cumsum(tf.cast(is_hidden, tf.int32), axis=1), [[0, 0], [1, 0]]
+    )
+    num_hidden = tf.gather(before, first + length, axis=1) - tf.gather(
+        before, first, axis=1
     )
     return Masked(
         features=span_masks.replace_by_noise(
             features, is_hidden, split[:, 1], noise_stddev=self.noise_stddev
         ),
         feature_lengths=feature_lengths,
-        # Of the features before noise replaces some of them.
-        labels=self.quantizer.labels(features, feature_lengths),
-        # All of its frames: a label of a visible frame would be easy to
+        labels=labels,
+        # All of its inputs: a label of a visible frame would be easy to
         # predict.
-        is_masked=tf.reduce_all(by_label, axis=-1),
+        is_masked=tf.equal(num_hidden, length),
     )
 
   def logits(
@@ -125,6 +196,8 @@ class BestRqModel:
     hidden, _ = self.encoder.apply(
         weights, masked.features, masked.feature_lengths, seed
     )
+    # Convolutions that pad may make one more frame than there are labels.
+    hidden = hidden[:, : tf.shape(masked.labels)[1]]
     outputs = layers.matmul(hidden, weights['prediction/kernel'])
     return outputs + weights['prediction/bias']
 
@@ -176,6 +249,7 @@ def build(
     *,
     encoder: encoder_lib.Encoder,
     quantizer: quantizer_lib.RandomProjectionQuantizer,
+    inputs: str = 'features',
     start_prob: float = 0.01,
     span_sec: float = 0.4,
     noise_stddev: float = 0.1,
@@ -185,35 +259,31 @@ def build(
   Args:
     encoder: The acoustic encoder.
     quantizer: Makes the labels, one an output frame of the encoder.
-    start_prob: Probability that a feature frame starts a masked span.
+    inputs: What the encoder takes: 'features', of 10 ms, which are labelled, or
+      'waveforms', of which log-mel features are labelled.
+    start_prob: Probability that a masked span starts within 10 ms.
     span_sec: Length of a span.
-    noise_stddev: Standard deviation of the noise that replaces masked features.
+    noise_stddev: Standard deviation of the noise that replaces masked inputs.
 
   Raises:
     ValueError: A setting is out of range, a span is shorter than the frames
       of a label, or the encoder's output frames are not the quantizer's.
   """
+  checks.one_of(sorted(_INPUTS), inputs=inputs)
   checks.in_range(0, 1, start_prob=start_prob)
   checks.positive(span_sec=span_sec)
   checks.non_negative(noise_stddev=noise_stddev)
+  kind = _INPUTS[inputs]
   # Rounded, because 0.4 / 0.01 need not be 40 in floating point.
-  span_frames = round(span_sec / log_mel.FRAME_SHIFT_SEC)
+  span_inputs = round(span_sec / log_mel.FRAME_SHIFT_SEC * kind.frame_shift)
   num_stacked = quantizer.num_stacked
   # A label is masked only if all of its frames are: a shorter span masks none.
-  if span_frames < num_stacked:
+  if kind.num_frames(span_inputs) < num_stacked:
     raise ValueError(
         f'span_sec {span_sec} is shorter than the {num_stacked} frames of a '
         'label, which it has to hide.'
     )
-  # Encoders only expose a function of lengths, so it is compared by values.
-  lengths = range(1, _COMPARED_LENGTHS)
-  if any(encoder.output_lengths(n) != n // num_stacked for n in lengths):
-    raise ValueError(
-        f'the quantizer makes a label of {num_stacked} feature frames, but of '
-        f'{_COMPARED_LENGTHS} the encoder makes '
-        f'{encoder.output_lengths(_COMPARED_LENGTHS)}: num_stacked must be the '
-        "encoder's subsampling."
-    )
+  _check_frames(encoder, num_stacked, kind)
   dim, num_codes = encoder.output_dim, quantizer.num_codes
   prediction = {
       'bias': weights_lib.WeightSpec((num_codes,), limit=1 / math.sqrt(dim)),
@@ -222,11 +292,29 @@ def build(
   return BestRqModel(
       encoder=encoder,
       quantizer=quantizer,
-      start_prob=start_prob,
-      span_frames=span_frames,
+      inputs=inputs,
+      start_prob=start_prob / kind.frame_shift,
+      span_inputs=span_inputs,
       noise_stddev=noise_stddev,
       specs={**encoder.specs, **weights_lib.prefix('prediction', prediction)},
   )
+
+
+def _check_frames(
+    encoder: encoder_lib.Encoder, num_stacked: int, inputs: _Inputs
+) -> None:
+  """Raises ValueError if an encoder's frames are not those of the labels."""
+  # Encoders only expose a function of lengths, so it is compared by values.
+  num_inputs = tf.range(1, _COMPARED_FRAMES * inputs.frame_shift)
+  num_outputs = encoder.output_lengths(num_inputs)
+  # Convolutions that pad make one more frame of some lengths.
+  surplus = num_outputs - inputs.num_frames(num_inputs) // num_stacked
+  if not np.isin(surplus, (0, 1)).all():
+    raise ValueError(
+        f'the quantizer makes a label of {num_stacked} feature frames, but of '
+        f'{num_inputs[-1]} inputs the encoder makes {num_outputs[-1]}: '
+        "num_stacked must be the encoder's subsampling."
+    )
 
 
 def loss(logits: tf.Tensor, masked: Masked) -> tf.Tensor:

@@ -106,6 +106,13 @@ TINY: Mapping[str, Config] = {
     | dict(feat_proj_layer_norm=False),
     'hubert_large': _wav2vec2('hubert', 2, 8, 2, is_large=True, is_tiny=True),
 }
+# Tiny, with the published frames of 20 ms.
+TINY_20_MS: Config = TINY['wav2vec2_base'] | dict(
+    conv_dim=[4] * 7,
+    conv_kernel=[10, 3, 3, 3, 3, 2, 2],
+    conv_stride=[5, 2, 2, 2, 2, 2, 2],
+    num_feat_extract_layers=7,
+)
 # The sizes that were published, on short utterances.
 PUBLISHED: Mapping[str, Config] = {
     'whisper_tiny': _whisper(4, 384, 6, positions=100),
