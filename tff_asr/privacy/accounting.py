@@ -13,11 +13,11 @@ A round adds Gaussian noise of standard deviation z * C to the sum of the
 cohort's updates, each clipped to an L2 norm of at most C; z is the noise
 multiplier. `compose` builds the dp_accounting event that the cohorts' sampling
 gives; docs/privacy.md ("Sampling, neighbours, events") has the table of events
-and neighbouring relations, and the proofs.
+and neighbouring relations, docs/proofs.md the proofs.
 
 Both accountants, from dp_accounting, give upper bounds up to float64 rounding
-(docs/privacy.md, "Accuracy"). `rdp` is Renyi DP. `pld` is privacy loss
-distributions: usually tighter, but not available for all events.
+(docs/proofs.md, "Accuracy of the accountants"). `rdp` is Renyi DP. `pld` is
+privacy loss distributions: usually tighter, but not available for all events.
 """
 
 import collections
@@ -66,7 +66,7 @@ _PLD_MIN_NOISE_MULTIPLIER = 0.1
 _PLD_MAX_RDP_EPSILON = 100.0
 # Its convolutions round to some 1e-16 a cell, which shows at smaller deltas.
 _PLD_MIN_DELTA = 1e-9
-# No epsilon was measured further below the exact one (docs/privacy.md).
+# No epsilon was measured further below the exact one (docs/proofs.md).
 EPSILON_ERROR = 1e-4
 
 

@@ -11,7 +11,7 @@ fresh Gaussian noise in each round and y = C^-1 w, round t releases x_t + y_t:
 
 for d buffers S^j of the model's size, zeros before the first round. With a
 banded C, S_t^j is y_(t-j). All of this is computed in integers; what rounding
-costs is charged (`charged_noise_multiplier`). Proof: docs/privacy.md
+costs is charged (`charged_noise_multiplier`). Proof: docs/proofs.md
 ("Correlated noise in integers").
 
 Together with what was released, buffers give sums of earlier rounds without
@@ -140,7 +140,7 @@ def charged_noise_multiplier(
   rounds = strategies.MAX_ROUNDS
   strategy = event.strategy
   following = float(strategy.coefficients(rounds)[1:].sum())
-  # E of docs/privacy.md: an element's error in a round, in grid steps.
+  # E of docs/proofs.md: an element's error in a round, in grid steps.
   error = 2.0 ** -(_NOISE_BITS + 1) + 2.0 ** -(_BUFFER_BITS + 1) * (
       strategy.num_buffers + following
   )

@@ -3,7 +3,7 @@
 Canonne, Kamath and Steinke 2020, https://arxiv.org/abs/2004.00010. Clients add
 it to integers before a secure sum. A sum of m of them is not exactly a discrete
 Gaussian; `log_ratio_bound` compares it with the Gaussian mechanism itself, so
-that all its accountants hold: docs/privacy.md ("Sums of discrete Gaussians").
+that all its accountants hold: docs/proofs.md ("Sums of discrete Gaussians").
 
 A draw compares 512 random bits with the exact borders of the distribution. The
 first 64 decide, except for at most 1 draw in 2^46. Noise ends at 22 standard

@@ -12,7 +12,7 @@ round has n clients, and at least m of them do not drop out. A client
   6. sends the result modulo 2^b to a secure sum.
 
 The server takes the sum of b bits as a number from -2^(b-1) on, and undoes 3
-and 2. docs/privacy.md ("How a device noises its update") has t, s, S and why
+and 2. docs/proofs.md ("How a device noises its update") has t, s, S and why
 this costs a Gaussian of noise multiplier z, plus `sampler_epsilon`.
 
 This is a simulation. A device would draw 4 and 5 from its own entropy. Here

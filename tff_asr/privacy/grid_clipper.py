@@ -1,7 +1,7 @@
 """Clips records by layer and rounds them to integers, so that sums are exact.
 
 The norm of what `GridClipper.clip` returns is at most C, for the bits that are
-summed and not for real numbers alone: docs/privacy.md ("Why the clip is
+summed and not for real numbers alone: docs/proofs.md ("Why the clip is
 exact"). `clipping` divides C over layers.
 
   H: layers.
@@ -50,7 +50,7 @@ class GridClipper:
   """Clips records layer by layer and rounds them toward zero to integers.
 
   The result is in steps of a grid. Its norm is at most C / g for the clip C and
-  the grid step g, exactly: docs/privacy.md ("Why the clip is exact").
+  the grid step g, exactly: docs/proofs.md ("Why the clip is exact").
 
     - An element is rounded toward zero.
     - A layer under C_h is not scaled, unless the rule is `rescale`; one at C_h

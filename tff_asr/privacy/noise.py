@@ -21,7 +21,7 @@ to. Here, for an integer sum S, S + round(N) is round(S + N): post-processing of
 the Gaussian mechanism. N is one of a pair R cos(A), R sin(A) with
 R = sqrt(-2 ln U) (Box and Muller 1958). A fast path in float64 decides nearly
 all draws; where its error could change the rounding, an exact path draws more
-bits of U and A. docs/privacy.md ("How noise is drawn") bounds the error.
+bits of U and A. docs/proofs.md ("How noise is drawn") bounds the error.
 """
 
 import concurrent.futures
@@ -143,7 +143,7 @@ def gaussian(
 def sampler_error_epsilon(*, num_draws: float, stddev: float) -> float:
   """Returns what inexact rounding of draws adds to epsilon, at most.
 
-  docs/privacy.md ("How noise is drawn") has the proof.
+  docs/proofs.md ("How noise is drawn") has the proof.
 
   Args:
     num_draws: Elements with noise, in all releases.

@@ -17,7 +17,8 @@ coefficients that do not increase:
     >>> blt.num_buffers
     3
 
-docs/privacy.md ("Strategies") has their sensitivity and how they are found.
+docs/proofs.md ("Strategies of correlated noise") has their sensitivity and how
+they are found.
 """
 
 from collections.abc import Sequence
