@@ -29,14 +29,18 @@ _TARGET_EPSILON = flags.DEFINE_float('target_epsilon', None, 'Epsilon at most.')
 _COHORT_SIZE = flags.DEFINE_integer('cohort_size', None, 'Clients a round.')
 _POPULATION = flags.DEFINE_integer('population', None, 'All private clients.')
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'Number of rounds.')
-_DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
+_DELTA = flags.DEFINE_float(
+    'delta', None,
+    "By default that of the run's privacy report, or 1 / (10 population).",
+)
 _SAMPLING = flags.DEFINE_enum(
     'sampling', 'poisson', ['poisson', 'fixed_size', 'full'],
     'How cohorts are drawn; full: all clients in each round.',
 )
 _ACCOUNTANT = flags.DEFINE_enum(
-    'accountant', 'rdp', accounting.ACCOUNTANTS,
-    'Upper bounds up to rounding; pld is tighter, for poisson and full only.',
+    'accountant', None, accounting.ACCOUNTANTS,
+    'Upper bounds up to rounding; pld is tighter, for poisson and full only. '
+    'By default both for a run, and rdp for a plan.',
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'json'], 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
@@ -54,7 +58,6 @@ flags.mark_flags_as_mutual_exclusive(['noise_multiplier', 'sigma_mean'])
 
 
 def main(_) -> None:
-  how = dict(delta=_DELTA.value, accountant=_ACCOUNTANT.value)
   if _RUN.value:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
@@ -62,7 +65,12 @@ def main(_) -> None:
     # pylint: disable-next=g-import-not-at-top
     from tff_asr.storage import run_dir
 
-    report = privacy_report.of_ledger(run_dir.read_ledger(_RUN.value), **how)
+    delta = _DELTA.value
+    report = privacy_report.of_ledger(
+        run_dir.read_ledger(_RUN.value),
+        delta=run_dir.read_delta(_RUN.value) if delta is None else delta,
+        accountant=_ACCOUNTANT.value,
+    )
   else:
     noise_multiplier = _NOISE_MULTIPLIER.value
     if _SIGMA_MEAN.value is not None:
@@ -72,7 +80,8 @@ def main(_) -> None:
         noise_multiplier=noise_multiplier,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
-        sampling=_SAMPLING.value, **how,
+        sampling=_SAMPLING.value, delta=_DELTA.value,
+        accountant=_ACCOUNTANT.value or 'rdp',
     )
   reports = [report, *privacy_report.extrapolate(
       report,

@@ -13,7 +13,7 @@ from tff_asr.programs import training_loop
 from tff_asr.storage import hardware_fingerprint
 
 _Program = TypeVar('_Program')
-_Describe = Callable[[_Program], Coroutine[object, object, str]]
+_Describe = Callable[..., Coroutine[object, object, str]]
 _Train = Callable[[_Program], Coroutine[object, object, object]]
 
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -35,7 +35,10 @@ _PRETRAINED = flags.DEFINE_string(
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run',
     False,
-    'Check everything, print configuration, sizes and epsilon, and stop.',
+    'Check everything, print data, sizes and epsilon, and stop.',
+)
+_VERBOSE = flags.DEFINE_bool(
+    'verbose', False, 'With --dry_run: print the configuration, too.'
 )
 flags.mark_flag_as_required('output_dir')
 
@@ -72,7 +75,8 @@ def run(
   Args:
     program: Builds a `training_loop.TrainingRun`, or another argument of
       `train`; it is called with `output_dir`, `configuration` and `model_spec`.
-    describe: A coroutine of the program; None: there is no dry run.
+    describe: A coroutine of the program and `verbose`; None: there is no dry
+      run.
     train: A coroutine of the program.
 
   Raises:
@@ -91,6 +95,6 @@ def run(
       model_spec=config.model_spec('MODEL', 'PIPELINE'),
   )
   if _DRY_RUN.value:
-    print(launch.run_async(describe(built)))
+    print(launch.run_async(describe(built, verbose=_VERBOSE.value)))
   else:
     launch.run_async(train(built))

@@ -67,6 +67,26 @@ class ComputeEpsilonTest(cases.TestCase):
         accounting.epsilon([rounds], delta=1e-6),
     )
     self.assertEqual(found['rounds'], 3)
+    # At the delta that the run's own report has.
+    pathlib.Path(self.path('privacy_report.json')).write_text(
+        '{"delta": 1e-7}', 'utf-8'
+    )
+    found = self.fields(f'--run={self.root}')
+    self.assertEqual(
+        (found['delta'], found['epsilon']),
+        (1e-7, accounting.epsilon([rounds], delta=1e-7)),
+    )
+    found = self.fields(f'--run={self.root}', '--delta=1e-6')
+    self.assertEqual(found['delta'], 1e-6)
+    pathlib.Path(self.path('privacy_report.json')).write_text('{}', 'utf-8')
+    self.check_error('is damaged: give --delta', f'--run={self.root}')
+
+  def test_a_run_has_the_smaller_bound_of_both_accountants(self):
+    with ledger.create(self.path('ledger.jsonl')) as opened:
+      opened.append(fakes.charged_round())
+    found = self.fields(f'--run={self.root}')
+    self.assertLess(found['epsilon_pld'], found['epsilon_rdp'])
+    self.assertEqual(found['epsilon'], found['epsilon_pld'])
 
   def test_absurd_numbers_of_a_ledger_or_a_flag_are_one_line(self):
     path = pathlib.Path(self.path('ledger.jsonl'))

@@ -258,7 +258,7 @@ class CentralTest(cases.TestCase):
         (privacy['privacy_unit'], privacy['rounds']), ('example', 1)
     )
     self.assertEqual(privacy['inherited_rounds'], 1)
-    self.assertIn('all of these rounds', printed)
+    self.assertIn('Privacy of each example: ', printed)
     # Started again when it is over.
     again, _ = _train(self.path('run'), **settings)
     self.assertEqual(again['privacy'], privacy)

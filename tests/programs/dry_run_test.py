@@ -74,7 +74,7 @@ class DryRunTest(cases.TestCase):
     last = max(count for count in range(1, 51) if epsilon(count) <= 1)
     self.assertLess(last, 50)
     for part in (
-        'NUM_ROUNDS = 50\n',
+        'data:         3 speakers, 4 utterances, 0.0 h (',
         'nothing was trained or written',
         'parameters:',
         '3 kept',
@@ -85,6 +85,8 @@ class DryRunTest(cases.TestCase):
     ):
       self.assertIn(part, finished.stdout)
     self.assertNotIn('NOT PRIVATE', finished.stdout)
+    self.assertNotIn('NUM_ROUNDS', finished.stdout)
+    self.assertLessEqual(finished.stdout.count('\n'), 10)
 
   def test_central_training_is_described(self):
     model = fakes.tiny_model(num_blocks=1)
@@ -118,7 +120,7 @@ class DryRunTest(cases.TestCase):
         seed=1,
         **arguments,
     )
-    return asyncio.run(dry_run.describe(built))
+    return asyncio.run(dry_run.describe(built, verbose=True))
 
   def write_seed(self, model: best_rq.BestRqModel) -> str:
     """The folder of a public warm start that has ended."""

@@ -235,7 +235,11 @@ class WholeRunTest(_RunTestCase):
         json.loads(json.dumps(results['privacy'])),
     )
     report = _read(self.file('privacy_report.txt'))
-    self.assertIn(report.strip(), printed)
+    self.assertIn(
+        f'{results["privacy"]["verdict"]}\nEpsilon: ', printed
+    )
+    self.assertRegex(printed, r'(?m)^dev WER \d.*% \(round 2\), dev CER ')
+    self.assertIn(f'Next: python bin/transcribe.py --run={self.run} ', printed)
     for word in ('speaker', 'trusted', 'delta', 'epsilon', '30'):
       self.assertIn(word, report)
     self.assertNotIn('NOT PRIVATE', report + printed)
@@ -295,7 +299,7 @@ class WholeRunTest(_RunTestCase):
         self.assertNotIn(name, text)
     for figure in ('loss ', 'clients ', 'audio '):
       self.assertNotRegex(printed, rf'round 2 of 2.*\b{figure}')
-    self.assertRegex(printed, r'round 2 of 2.*epsilon [\d.]+, dev WER')
+    self.assertRegex(printed, r'round 2 of 2.*epsilon \(RDP\) [\d.]+, dev WER .* \(round 2\)')
     # The number of the round, in place of the time; the settings come first.
     (events,) = pathlib.Path(self.run, 'tensorboard').iterdir()
     times = [

@@ -37,28 +37,34 @@ class ProgressTest(absltest.TestCase):
         stream.getvalue().splitlines(),
         [
             # The first at once; then after 10 seconds or more; the last.
-            'federated: round 1 of 10, loss 9.0, 36 s left',
+            'federated: round 1 of 10, loss 9.0',
             'federated: round 4 of 10, loss 6.0, 24 s left',
             'federated: round 7 of 10, loss 3.0, 12 s left',
             'federated: round 10 of 10, loss 0.0',
         ],
     )
 
-  def test_time_left_of_a_resumed_run_is_estimated_from_its_own_rounds(self):
+  def test_time_left_counts_neither_the_first_round_nor_those_before(self):
     stream = io.StringIO()
     with progress_lib.Progress(
-        description='central', total=10, initial=8, unit='step', stream=stream
+        description='central', total=12, initial=8, unit='step', stream=stream
     ) as progress:
-      self.now += 5.0
+      self.now += 900.0  # Functions are traced.
       progress.update()
-    self.assertEqual(stream.getvalue(), 'central: step 9 of 10, 5 s left\n')
+      self.now += 15.0
+      progress.update()
+    self.assertEqual(
+        stream.getvalue().splitlines(),
+        ['central: step 9 of 12', 'central: step 10 of 12, 30 s left'],
+    )
 
   def test_time_left_is_in_seconds_minutes_or_hours(self):
-    for total, shown in ((2, '100 s'), (3, '3 min'), (80, '2 h 12 min')):
+    for total, shown in ((3, '100 s'), (4, '3 min'), (81, '2 h 12 min')):
       stream = io.StringIO()
       progress = progress_lib.Progress(
           description='x', total=total, stream=stream
       )
+      progress.update()
       self.now += 100
       progress.update()
       # Of 100 s a round: 1, 2 (200 s) and 79 (7900 s, 132 minutes) are left.
@@ -83,6 +89,6 @@ class ProgressTest(absltest.TestCase):
       progress.update(loss='1.5')
     self.assertEqual(
         stream.getvalue(),
-        '\r\x1b[Kfederated: round 1 of 2, loss 2.0, 0 s left'
+        '\r\x1b[Kfederated: round 1 of 2, loss 2.0'
         '\r\x1b[Kfederated: round 2 of 2, loss 1.5\n',
     )

@@ -357,10 +357,10 @@ class FormatMetricsTest(parameterized.TestCase):
     found = training_loop.format_metrics(
         {'epsilon': epsilon}, target_epsilon=None, is_private=True
     )
-    self.assertEqual(found, {'epsilon': shown})
+    self.assertEqual(found, {'epsilon (RDP)': shown})
 
   def test_an_epsilon_that_is_not_private_is_marked(self):
     found = training_loop.format_metrics(
         {'epsilon': 499.9}, target_epsilon=600.0, is_private=False
     )
-    self.assertEqual(found, {'epsilon': '500 of 600 (NOT PRIVATE)'})
+    self.assertEqual(found, {'epsilon (RDP)': '500 of 600 (NOT PRIVATE)'})

@@ -289,6 +289,15 @@ class PrivacyReport:
       }
     return fields
 
+  @property
+  def summary(self) -> str:
+    """Verdict, and epsilon by each accountant: two lines a privacy unit."""
+    return '\n'.join([
+        f'Privacy of each {self.privacy_unit}: {self.verdict}',
+        f'Epsilon: {_epsilon_words(self)}',
+        *(other.summary for other in self.other_units),
+    ])
+
   def __str__(self) -> str:
     relation = _RELATIONS[self.neighbouring_relation]
     lines = []

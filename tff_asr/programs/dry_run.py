@@ -9,7 +9,9 @@ import math
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -20,8 +22,14 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 
 
-async def describe(training: training_loop.TrainingRun) -> str:
-  """Returns the configuration, and what a run of it would take, as text.
+async def describe(
+    training: training_loop.TrainingRun, *, verbose: bool = False
+) -> str:
+  """Returns what a run would take, in lines of text.
+
+  Args:
+    training: The run.
+    verbose: Whether the text of its configuration comes first.
 
   Raises:
     ValueError: As `training_loop.run`, before its first round.
@@ -31,7 +39,8 @@ async def describe(training: training_loop.TrainingRun) -> str:
   saved = state, training.init_loop_state(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
-  rows = {
+  rows = {'data': _data(training.client_data)}
+  rows |= {
       'parameters': f'{weights_lib.num_parameters(specs):,}',
       'saved states': _saved_states(training.settings, state_bytes),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
@@ -52,11 +61,23 @@ async def describe(training: training_loop.TrainingRun) -> str:
         training, state, inherited, invalidations=public.invalidations
     )
   return '\n'.join([
-      training.configuration.rstrip(),
-      '',
-      '# Checked; nothing was trained or written (dry run).',
-      *(f'# {name + ":":14}{text}' for name, text in rows.items()),
+      *([training.configuration.rstrip(), ''] if verbose else []),
+      'Checked; nothing was trained or written.',
+      *(f'{name + ":":14}{text}' for name, text in rows.items()),
   ])
+
+
+def _data(client_data: tff.simulation.datasets.ClientData) -> str:
+  """Speakers, and how much they said where a corpus states it."""
+  text = f'{len(client_data.client_ids):,} speakers'
+  corpus = client_data_lib.corpus_of(client_data)
+  if corpus is None:
+    return text
+  hours = corpus.num_samples / corpus.sample_rate_hz / 3600
+  return (
+      f'{text}, {corpus.num_utterances:,} utterances, {hours:,.1f} h '
+      f'({corpus.path})'
+  )
 
 
 def _saved_states(

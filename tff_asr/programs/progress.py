@@ -15,10 +15,13 @@ class Progress:
   A terminal shows one line that is redrawn. A pipe or a log file gets a line at
   the start, about one every ten seconds, and one at the end.
 
+  The time that is left is estimated from the second update on: the first one
+  also waits for functions to be traced and compiled.
+
   >>> with Progress(description='train', total=2, stream=sys.stdout) as shown:
   ...   shown.update(loss='2.5')
   ...   shown.update(loss='1.5')
-  train: round 1 of 2, loss 2.5, 0 s left
+  train: round 1 of 2, loss 2.5
   train: round 2 of 2, loss 1.5
   """
 
@@ -43,12 +46,12 @@ class Progress:
     self._description = description
     self._total = total
     self._done = initial
-    self._initial = initial
     self._unit = unit
     self._stream = stream or sys.stderr
-    self._started = time.monotonic()
+    # Steps done, and the time, when the first update was made.
+    self._first: Optional[tuple[int, float]] = None
     # So that the first update writes a line.
-    self._last_line = self._started - _SECONDS_BETWEEN_LINES
+    self._last_line = time.monotonic() - _SECONDS_BETWEEN_LINES
     self._metrics = {}
 
   def update(self, count: int = 1, **metrics: str) -> None:
@@ -56,6 +59,8 @@ class Progress:
     self._done += count
     self._metrics |= metrics
     now = time.monotonic()
+    if self._first is None:
+      self._first = self._done, now
     if self._stream.isatty():
       self._stream.write(_REDRAW + self._line(now))
     elif (
@@ -78,10 +83,9 @@ class Progress:
     """`description: unit 3 of 10, loss 2.5, 12 s left`."""
     parts = [f'{self._unit} {self._done} of {self._total}']
     parts += [f'{name} {value}' for name, value in self._metrics.items()]
-    # Rounds before a resumption took no time of this process.
-    advanced = self._done - self._initial
-    if 0 < advanced and self._done < self._total:
-      rate = (now - self._started) / advanced
+    first, started = self._first
+    if first < self._done < self._total:
+      rate = (now - started) / (self._done - first)
       parts.append(f'{_duration(rate * (self._total - self._done))} left')
     return f'{self._description}: {", ".join(parts)}'
 

@@ -71,7 +71,8 @@ EXACT_PREFIX = 'not_private/'
 # What the progress display shows: its labels and formats of metrics.
 _DISPLAYED = {
     'train_loss': ('loss', '{:.2f}'.format),
-    'epsilon': ('epsilon', privacy_report.format_epsilon),
+    # The loop computes it by RDP, which takes milliseconds.
+    'epsilon': ('epsilon (RDP)', privacy_report.format_epsilon),
     'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
     'dev_character_error_rate': ('dev CER', '{:.1%}'.format),
     'dev_accuracy': ('dev accuracy', '{:.1%}'.format),
@@ -606,6 +607,7 @@ class _Reporter:
         opened.shown(metrics),
         target_epsilon=opened.training.privacy.target_epsilon,
         is_private=is_private,
+        round_name=f'{opened.training.step_name} {round_num}',
     ))
 
 
@@ -710,6 +712,7 @@ def format_metrics(
     *,
     target_epsilon: Optional[float],
     is_private: bool,
+    round_name: str = '',
 ) -> dict[str, str]:
   """Returns what the progress display shows of a round's metrics.
 
@@ -718,12 +721,14 @@ def format_metrics(
   ...     target_epsilon=8.0,
   ...     is_private=True,
   ... )
-  {'loss': '2.35', 'epsilon': '1.5 of 8'}
+  {'loss': '2.35', 'epsilon (RDP)': '1.5 of 8'}
 
   Args:
     metrics: Metrics that may be shown.
     target_epsilon: Epsilon at which the run ends, or None.
     is_private: False marks the epsilon as NOT PRIVATE.
+    round_name: Added to what was measured on the dev set, which stays until it
+      is measured again, as in 'round 10'; '' for nothing.
   """
   found = {
       name.removeprefix(EXACT_PREFIX): value for name, value in metrics.items()
@@ -734,10 +739,17 @@ def format_metrics(
       for name, (label, text) in _DISPLAYED.items()
       if name in found
   }
-  if target_epsilon is not None and 'epsilon' in shown:
-    shown['epsilon'] += f' of {target_epsilon:g}'
-  if not is_private and 'epsilon' in shown:
-    shown['epsilon'] += ' (NOT PRIVATE)'
+  epsilon, _ = _DISPLAYED['epsilon']
+  if target_epsilon is not None and epsilon in shown:
+    shown[epsilon] += f' of {target_epsilon:g}'
+  if not is_private and epsilon in shown:
+    shown[epsilon] += ' (NOT PRIVATE)'
+  if round_name:
+    shown |= {
+        label: f'{value} ({round_name})'
+        for label, value in shown.items()
+        if label.startswith('dev ')
+    }
   return shown
 
 
@@ -941,7 +953,29 @@ def _finish(
   if ledger is not None and ledger.contents.rounds:
     results['privacy'] = _write_privacy_report(opened, state)
   files.write_json(folder.file(run_dir.RESULTS), results)
+  print(_ending(training, results))
   return results
+
+
+def _ending(training: TrainingRun, results: Mapping[str, Any]) -> str:
+  """What is printed when a run has ended: rates, folder, the next command."""
+  rates = [
+      f'{label} {text(list(results[name].values())[-1])} '
+      f'({training.step_name} {list(results[name])[-1]})'
+      for name, (label, text) in _DISPLAYED.items()
+      if name.startswith('dev_') and results.get(name)
+  ]
+  run = training.output_dir
+  written = f'Written to {run}: model, metrics'
+  if 'privacy' in results:
+    written += f', the whole privacy report ({run_dir.PRIVACY_REPORT})'
+  next_command = f'python bin/transcribe.py --run={run} RECORDING.wav'
+  if not training.tokens:
+    next_command = f'train on text with INIT_FROM_RUN = {run!r}'
+  return '\n'.join(
+      ([', '.join(rates)] if rates else [])
+      + [f'{written}.', f'Next: {next_command}']
+  )
 
 
 def _write_privacy_report(
@@ -978,5 +1012,5 @@ def _write_privacy_report(
   folder = opened.folder
   files.write_text(folder.file(run_dir.PRIVACY_REPORT), f'{report}\n')
   files.write_json(folder.file(run_dir.PRIVACY_REPORT_JSON), report.fields)
-  print(report)
+  print(report.summary)
   return report.fields

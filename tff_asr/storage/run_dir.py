@@ -29,6 +29,7 @@ from collections.abc import Mapping
 import contextlib
 import difflib
 import hashlib
+import json
 import os
 import re
 import socket
@@ -502,6 +503,27 @@ def read_ledger(run: str) -> ledger_lib.Contents:
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
   return contents
+
+
+def read_delta(run: str) -> float | None:
+  """Delta of a run's privacy report; None before a run has written it.
+
+  Args:
+    run: The run's folder.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  path = os.path.join(run, PRIVACY_REPORT_JSON)
+  if not os.path.exists(path):
+    return None
+  with open(path, encoding='utf-8') as f:
+    try:
+      return float(json.load(f)['delta'])
+    except (ValueError, KeyError, TypeError) as error:
+      raise ValueError(
+          f'{path} is damaged: give --delta in its place.'
+      ) from error
 
 
 def macros_of_text(configuration: str) -> dict[str, str]:
