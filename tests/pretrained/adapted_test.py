@@ -135,11 +135,11 @@ class PretrainingTest(_TestCase):
   def waveforms(self) -> np.ndarray:
     return np.random.default_rng(1).integers(-9999, 9999, [2, 8000])
 
-  @parameterized.parameters(_MASKED_FAMILIES)
+  @parameterized.parameters(*_MASKED_FAMILIES)
   def test_padding_changes_no_draw_label_or_loss(self, family):
     model = self.model(family)
     weights = model.initialize(tf.constant(_SEED))
-    waveforms, lengths, seeds = self.waveforms(), [8000, 5000], [[1, 7], [2, 7]]
+    waveforms, lengths, seeds = self.waveforms(), [8000, 5000], [[3, 7], [4, 7]]
     whole = self.mask(model, waveforms, lengths, seeds)
     losses = model.masked_loss(weights, whole).numpy()
     self.assertTrue((losses > 0).all())
@@ -159,7 +159,7 @@ class PretrainingTest(_TestCase):
   def test_labels_of_waveforms_are_those_of_their_log_mel_features(self):
     model = self.model('wav2vec2_20_ms')
     waveforms = self.waveforms()
-    masked = self.mask(model, waveforms, [8000, 8000], [[1, 7], [2, 7]])
+    masked = self.mask(model, waveforms, [8000, 8000], [[3, 7], [4, 7]])
     for waveform, labels in zip(waveforms, masked.labels):
       expected = reference_ssl.labels(
           log_mel.log_mel_numpy(waveform.astype(np.int16)),
@@ -173,7 +173,7 @@ class PretrainingTest(_TestCase):
   def test_a_label_of_a_waveform_is_masked_if_all_its_samples_are(self):
     model = self.model('wav2vec2_20_ms', noise_stddev=0.0)
     masked = self.mask(
-        model, self.waveforms(), [8000, 8000], [[1, 7], [2, 7]]
+        model, self.waveforms(), [8000, 8000], [[3, 7], [4, 7]]
     )
     hidden = masked.features.numpy()[:, :, 0] == 0
     # Two windows of 400 samples, 160 apart.
@@ -190,7 +190,7 @@ class PretrainingTest(_TestCase):
     model = self.model('wav2vec2_20_ms')
     weights = model.initialize(tf.constant(_SEED))
     masked = self.mask(
-        model, self.waveforms(), [8000, 5000], [[1, 7], [2, 7]]
+        model, self.waveforms(), [8000, 5000], [[3, 7], [4, 7]]
     )
     with tf.GradientTape() as tape:
       tape.watch(weights)

@@ -227,7 +227,7 @@ class DryRunTest(cases.TestCase):
         delta=1e-3,
         **settings,
     )
-    (line,) = re.findall('^# epsilon: +(.*)$', text, re.MULTILINE)
+    (line,) = re.findall('^epsilon: +(.*)$', text, re.MULTILINE)
     return line
 
   def test_not_private_has_the_reasons_of_the_privacy_report(self):
