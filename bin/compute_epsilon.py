@@ -30,8 +30,7 @@ _COHORT_SIZE = flags.DEFINE_integer('cohort_size', None, 'Clients a round.')
 _POPULATION = flags.DEFINE_integer('population', None, 'All private clients.')
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'Number of rounds.')
 _DELTA = flags.DEFINE_float(
-    'delta', None,
-    "By default that of the run's privacy report, or 1 / (10 population).",
+    'delta', None, "By default the run's own, or 1 / (10 population)."
 )
 _SAMPLING = flags.DEFINE_enum(
     'sampling', 'poisson', ['poisson', 'fixed_size', 'full'],
@@ -39,8 +38,7 @@ _SAMPLING = flags.DEFINE_enum(
 )
 _ACCOUNTANT = flags.DEFINE_enum(
     'accountant', None, accounting.ACCOUNTANTS,
-    'Upper bounds up to rounding; pld is tighter, for poisson and full only. '
-    'By default both for a run, and rdp for a plan.',
+    'pld is tighter, for poisson and full only. By default rdp; both of a run.',
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'json'], 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
@@ -65,10 +63,9 @@ def main(_) -> None:
     # pylint: disable-next=g-import-not-at-top
     from tff_asr.storage import run_dir
 
-    delta = _DELTA.value
     report = privacy_report.of_ledger(
         run_dir.read_ledger(_RUN.value),
-        delta=run_dir.read_delta(_RUN.value) if delta is None else delta,
+        delta=_DELTA.value or run_dir.read_delta(_RUN.value),
         accountant=_ACCOUNTANT.value,
     )
   else:
@@ -80,8 +77,8 @@ def main(_) -> None:
         noise_multiplier=noise_multiplier,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
-        sampling=_SAMPLING.value, delta=_DELTA.value,
-        accountant=_ACCOUNTANT.value or 'rdp',
+        sampling=_SAMPLING.value,
+        delta=_DELTA.value, accountant=_ACCOUNTANT.value or 'rdp',
     )
   reports = [report, *privacy_report.extrapolate(
       report,
