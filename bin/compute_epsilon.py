@@ -37,8 +37,7 @@ _SAMPLING = flags.DEFINE_enum(
     'How cohorts are drawn; full: all clients in each round.',
 )
 _ACCOUNTANT = flags.DEFINE_enum(
-    'accountant', None, accounting.ACCOUNTANTS,
-    'pld is tighter, for poisson and full only. By default rdp; both of a run.',
+    'accountant', None, accounting.ACCOUNTANTS, 'By default rdp; both of a run.'
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'json'], 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
@@ -59,14 +58,13 @@ def main(_) -> None:
   if _RUN.value:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
-    # Late: it reads saved states, and TensorFlow takes seconds to load.
-    # pylint: disable-next=g-import-not-at-top
-    from tff_asr.storage import run_dir
+    # Late: TensorFlow takes seconds to load.
+    from tff_asr.storage import run_dir  # pylint: disable=g-import-not-at-top
 
+    given = _DELTA.value
     report = privacy_report.of_ledger(
-        run_dir.read_ledger(_RUN.value),
-        delta=_DELTA.value or run_dir.read_delta(_RUN.value),
-        accountant=_ACCOUNTANT.value,
+        run_dir.read_ledger(_RUN.value), accountant=_ACCOUNTANT.value,
+        delta=run_dir.read_delta(_RUN.value) if given is None else given,
     )
   else:
     noise_multiplier = _NOISE_MULTIPLIER.value
