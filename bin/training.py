@@ -75,8 +75,7 @@ def run(
   Args:
     program: Builds a `training_loop.TrainingRun`, or another argument of
       `train`; it is called with `output_dir`, `configuration` and `model_spec`.
-    describe: A coroutine of the program and `verbose`; None: there is no dry
-      run.
+    describe: A coroutine of the program and `verbose`; None: no dry run.
     train: A coroutine of the program.
 
   Raises:
