@@ -3,6 +3,10 @@ r"""Decodes a data set with trained models and prints their word error rates.
 Example:
   python bin/evaluate.py --gin_file=gin/experiments/quickstart_evaluate.gin \
       --gin_param="RUNS = ['runs/seed', 'runs/federated']"
+
+With --private and gin/programs/private_evaluation.gin as the first file, the
+people of TEST_DIR are protected: what is printed has noise, and the run's
+privacy ledger is charged (docs/evaluation.md).
 """
 
 from tff_asr import launch
@@ -15,6 +19,7 @@ from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import evaluation
+from tff_asr.programs import private_evaluation
 
 _GIN_FILE = flags.DEFINE_multi_string(
     'gin_file', [], 'Configuration file; later ones win. Required.'
@@ -28,15 +33,25 @@ _PRETRAINED = flags.DEFINE_string(
     'Name or folder of the public model of the runs; sets PRETRAINED of the '
     'configuration.',
 )
+_PRIVATE = flags.DEFINE_bool(
+    'private',
+    False,
+    'Evaluate under differential privacy, as set by '
+    'gin/programs/private_evaluation.gin.',
+)
 
 
 def main(_) -> None:
-  evaluate_runs = config.bind(
-      evaluation.evaluate,
+  configured = dict(
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value
       + config.public_model_params(_GIN_FILE.value, _PRETRAINED.value),
   )
+  if _PRIVATE.value:
+    build = config.bind(private_evaluation.PrivateEvaluation, **configured)
+    launch.run_async(private_evaluation.evaluate(build()))
+    return
+  evaluate_runs = config.bind(evaluation.evaluate, **configured)
   evaluate_runs()
 
 

@@ -50,6 +50,12 @@ NOTES = (
     'length_changed',  # The end of the run was changed when it was resumed.
 )
 
+# What a round may release in place of a model.
+RELEASES = (
+    'evaluation',  # Word error rates of people (`programs.private_evaluation`).
+    'counts',  # Counts for a language model (`programs.count_release`).
+)
+
 _FORMAT_VERSION = 5
 _MAX_BYTES = 2**31
 
@@ -84,6 +90,7 @@ class Round:
     configuration: Digest of the configuration.
     identity: Digest by `round_identity`.
     result: Digest of all that the round released; '' if not known.
+    release: What it released, one of `RELEASES`; None: a model.
   """
 
   round_num: int
@@ -91,8 +98,10 @@ class Round:
   configuration: str = ''
   identity: str
   result: str = ''
+  release: Optional[str] = None
 
   def __post_init__(self):
+    checks.one_of((None, *RELEASES), release=self.release)
     if self.cost.strategy is not None:
       # The strategy's sensitivity is known for a limited number of rounds.
       strategies.check_num_rounds(self.round_num + 1)
@@ -193,6 +202,7 @@ class Contents(NamedTuple):
     inherited: How many of the rounds belong to runs that this one started from.
     rounds: All charged rounds.
     notes: All notes, in order, including those of earlier runs.
+    releases: Rounds that released something else than a model, by `RELEASES`.
     other_units: The same of each other unit that has rounds.
   """
 
@@ -201,6 +211,7 @@ class Contents(NamedTuple):
   inherited: int
   rounds: list[accounting.RoundGroup]
   notes: tuple[Note, ...]
+  releases: Mapping[str, int] = types.MappingProxyType({})
   other_units: tuple['Contents', ...] = ()
 
 
@@ -274,8 +285,9 @@ class Ledger:
       # The same bits were released before the crash: they reveal nothing more.
       self._count = index + 1
       return False
-    ahead = len(self._rounds_ahead())
-    if ahead:
+    # Other releases belong to no saved state.
+    ahead = sum(not each.release for each in self._rounds_ahead())
+    if ahead and not charged.release:
       logging.warning(
           'The ledger is %d rounds ahead of the saved state. They stay charged,'
           ' and round %d, which differs from them, is charged in addition.',
@@ -537,6 +549,7 @@ class _Chain:
   def _contents(self, privacy_unit: str) -> Contents:
     """What is charged for one unit."""
     num_rounds, inherited, notes = 0, 0, []
+    releases = collections.Counter()
     for index, (unit, content) in enumerate(self.entries):
       if unit != privacy_unit:
         continue
@@ -544,6 +557,8 @@ class _Chain:
         notes.append(Note(content, num_rounds))
         continue
       num_rounds += 1
+      if content.release:
+        releases[content.release] += 1
       # Inherited entries come first.
       inherited += index < self.header['inherited']
     return Contents(
@@ -552,6 +567,7 @@ class _Chain:
         inherited=inherited,
         rounds=self.charges[privacy_unit].rounds,
         notes=tuple(notes),
+        releases=releases,
     )
 
 
@@ -655,6 +671,7 @@ def _entry_of(line: _Line) -> _Entry:
       configuration=line['configuration'],
       identity=line['identity'],
       result=line['result'],
+      release=line.get('release'),
   ))
 
 

@@ -86,6 +86,12 @@ _SAMPLING = {
     ),
 }
 
+# By `ledger.RELEASES`.
+_RELEASES = {
+    'evaluation': 'noised word error rates of {unit}s',
+    'counts': 'noised counts of the words of {unit}s for a language model',
+}
+
 # Stopping by results is a release of its own, which no accountant counts.
 _SETTLED = (
     'the number of rounds was settled before the first, by NUM_ROUNDS, '
@@ -140,6 +146,21 @@ class TrainingDetails:
   public_check: str = ''
   tokens: str = ''
 
+  @classmethod
+  def of_fields(cls, fields: Mapping[str, Any]) -> Optional['TrainingDetails']:
+    """Returns the details that `PrivacyReport.fields` has; None without any."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    if not all(name in fields for name in names):
+      return None
+    found = cls(**{name: fields[name] for name in names})
+    # JSON has neither infinity nor tuples.
+    clip = found.l2_norm_clip
+    return dataclasses.replace(
+        found,
+        l2_norm_clip=None if clip is None else float(clip),
+        public_inputs=tuple(found.public_inputs),
+    )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyReport:
@@ -153,6 +174,7 @@ class PrivacyReport:
     invalidations: As in `ledger.Contents`.
     inherited: How many rounds belong to runs that this one started from.
     notes: What the ledger notes about the rounds.
+    releases: As in `ledger.Contents`.
     details: Facts about training; None for a plan or an earlier run.
     other_units: Reports of other units that the same model cost.
   """
@@ -164,6 +186,7 @@ class PrivacyReport:
   invalidations: tuple[str, ...] = ()
   inherited: int = 0
   notes: tuple[ledger.Note, ...] = ()
+  releases: Mapping[str, int] = dataclasses.field(default_factory=dict)
   details: Optional[TrainingDetails] = None
   other_units: tuple['PrivacyReport', ...] = ()
 
@@ -276,6 +299,7 @@ class PrivacyReport:
         'inherited_rounds': self.inherited,
         'groups': [_group_fields(group) for group in self.rounds],
         'warnings': _warnings(self.notes),
+        'releases': dict(self.releases),
         'other_units': [other.fields for other in self.other_units],
     }
     # A plan has no training whose assumptions could be stated.
@@ -368,6 +392,7 @@ def of_ledger(
       invalidations=contents.invalidations,
       inherited=contents.inherited,
       notes=contents.notes,
+      releases=contents.releases,
       details=details,
       # Without details: these are facts about this run's training only.
       other_units=tuple(
@@ -678,6 +703,12 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
   entries = []
   for group in report.rounds:
     entries += _group_entries(group, report.privacy_unit)
+  for release, count in report.releases.items():
+    words = _RELEASES[release].format(unit=report.privacy_unit)
+    entries.append((
+        'other releases',
+        f'{count:,} of these rounds released {words}, and no model',
+    ))
   num_inherited = report.inherited
   if num_inherited:
     every = num_inherited == report.num_rounds

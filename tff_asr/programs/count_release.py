@@ -140,6 +140,7 @@ def release(
               configuration=f'{__name__} {num_elements}',
           ),
           result=private_rounds.digest(counts),
+          release='counts',
       ))
       report = privacy_report.of_ledger(ledger.contents, delta=delta)
       return Release(
@@ -165,26 +166,14 @@ def _client_ids(run: str, corpus: str) -> list[str]:
 
 def _open_ledger(run: str) -> ledger_lib.Ledger:
   """The ledger of a run, to be charged; raises ValueError if it cannot be."""
-  found = run_dir.ledger_of_model(run)
-  if found is None or found[1] is None:
-    raise ValueError(
-        f'{run} is not the folder of a finished run on private data: its '
-        'ledger is to be charged.'
-    )
-  path, head = found
-  ledger = ledger_lib.resume(path, head=head)
-  contents = ledger.contents
-  relation = accounting.neighboring_relation(contents.rounds)
-  problem = ''
-  if contents.privacy_unit != 'speaker':
-    problem = f'it protects single units ({contents.privacy_unit})'
-  elif relation is not dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE:
-    problem = f'its rounds are accounted for under {relation.name}'
-  if problem:
+  ledger = private_rounds.reopen_ledger(run, what='counts')
+  relation = accounting.neighboring_relation(ledger.contents.rounds)
+  if relation is not dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE:
     ledger.close()
     raise ValueError(
-        f'the ledger of {run} cannot be charged for counts: {problem}, and '
-        'counts are protected by speaker, under ADD_OR_REMOVE_ONE.'
+        f'the ledger of {run} cannot be charged for counts: its rounds are '
+        f'accounted for under {relation.name}, and counts under '
+        'ADD_OR_REMOVE_ONE.'
     )
   return ledger
 

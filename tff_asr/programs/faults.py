@@ -186,6 +186,33 @@ def too_many(round_num: int) -> TooManyFailuresError:
   )
 
 
+@contextlib.contextmanager
+def without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
+  """Replaces clients' errors by ones without private details.
+
+  Args:
+    round_num: The round, for messages.
+    shows_exact: Whether errors may show exact private numbers.
+  """
+  if shows_exact:
+    yield
+    return
+  try:
+    yield
+  except client_round.ClientTimeoutError:
+    # The message reveals the client's position in the cohort, and its size.
+    raise client_round.ClientTimeoutError(
+        f'A client of round {round_num} hangs, or CLIENT_TIMEOUT_SEC is too '
+        'low.'
+    ) from None
+  except client_round.ClientError as error:
+    # The caller explains shortages; see `explained_shortage`.
+    if client_round.exhausted_resource(error.__cause__) is not None:
+      raise
+    # Without the cause, which describes the client's failure.
+    raise too_many(round_num) from None
+
+
 class RollbackCounts(NamedTuple):
   """Counts of the rounds that a run has undone.
 

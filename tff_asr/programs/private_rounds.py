@@ -162,6 +162,7 @@ class PrivateRoundRunner:
       sampling: accounting.Sampling,
       configuration: str,
       settings: PrivacySettings,
+      release: Optional[str] = None,
   ):
     """Creates a runner.
 
@@ -171,11 +172,13 @@ class PrivateRoundRunner:
       sampling: How cohorts are drawn.
       configuration: Digest of the configuration.
       settings: Budget and keys.
+      release: What a round releases; see `ledger.Round`.
     """
     self._ledger = ledger
     self._sampling = sampling
     self._configuration = configuration
     self._settings = settings
+    self._release = release
     # Fixed at the start: all later rounds have this sampling's population.
     self._delta = settings.delta_of(sampling, ledger.contents.rounds)
     # The last weights and their digest, which the next round needs again.
@@ -259,6 +262,7 @@ class PrivateRoundRunner:
         configuration=self._configuration,
         identity=identity,
         result=self._result(output),
+        release=self._release,
     ))
     # Only now: a round that is not charged is repeated under the same key.
     self.noise = self.noise._replace(key=_next_key(self.noise.key))
@@ -587,6 +591,36 @@ def create_ledger(
       invalidations=invalidations,
       parent=parent,
   )
+
+
+def reopen_ledger(run: str, *, what: str) -> ledger_lib.Ledger:
+  """Opens the ledger of a finished run, to charge it for another release.
+
+  Args:
+    run: The run's folder, which the caller has locked.
+    what: What is to be released, for messages: 'counts'.
+
+  Raises:
+    ValueError: The run has not finished or has no ledger, or the ledger
+      protects single recordings.
+    ledger.LedgerError: The ledger is missing or was changed.
+  """
+  found = run_dir.ledger_of_model(run)
+  if found is None or found[1] is None:
+    raise ValueError(
+        f'{run} is not the folder of a finished run on private data: its '
+        'ledger is to be charged.'
+    )
+  path, head = found
+  ledger = ledger_lib.resume(path, head=head)
+  unit = ledger.contents.privacy_unit
+  if unit != 'speaker':
+    ledger.close()
+    raise ValueError(
+        f'the ledger of {run} cannot be charged for {what}: it protects single '
+        f'units ({unit}), and {what} are protected by speaker.'
+    )
+  return ledger
 
 
 def _event(state: process_lib.State) -> dp_accounting.DpEvent:

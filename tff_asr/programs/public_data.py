@@ -40,17 +40,20 @@ ACTIONS = (REFUSE, NOT_PRIVATE)
 
 
 class Source(NamedTuple):
-  """A corpus that a model was trained on.
+  """A corpus that a model was trained on, or evaluated on privately.
 
   Attributes:
     is_private: Whether the run's ledger protects its speakers.
     folder: The corpus, absolute; '' for data that are not on disk.
     speakers_sha256: Digest of the list of its namespace and speakers.
+    is_evaluated: Whether the ledger protects them because of an evaluation
+      (`private_evaluation`) alone.
   """
 
   is_private: bool
   folder: str
   speakers_sha256: str
+  is_evaluated: bool = False
 
 
 class _Speakers(NamedTuple):
@@ -266,6 +269,23 @@ def read(run: str) -> list[Source]:
         'model was trained on counts as not known.'
     ) from None
   return found
+
+
+def is_trained_on(
+    run: str, client_data: tff.simulation.datasets.ClientData
+) -> bool:
+  """Whether a run trained privately on this very list of speakers.
+
+  Args:
+    run: The run's folder.
+    client_data: The data set; False for data in memory.
+  """
+  digest = source(client_data, is_private=True).speakers_sha256
+  return bool(digest) and any(
+      each.is_private and not each.is_evaluated
+      for each in read(run)
+      if each.speakers_sha256 == digest
+  )
 
 
 def count_overlap(

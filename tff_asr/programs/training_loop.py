@@ -46,7 +46,6 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import client_round
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
@@ -624,7 +623,7 @@ async def _run_round(
       return private_rounds.RoundResult(
           await training.step(process, batch), batch, next_position
       )
-    with _without_details(round_num, shows_exact=opened.shows_exact):
+    with faults.without_details(round_num, shows_exact=opened.shows_exact):
       try:
         return await opened.private.run(
             training.step,
@@ -639,28 +638,6 @@ async def _run_round(
         )
     # The next iteration draws another cohort.
     process, position = opened.private.restart(process, position)
-
-
-@contextlib.contextmanager
-def _without_details(round_num: int, *, shows_exact: bool) -> Iterator[None]:
-  """Replaces clients' errors by ones without private details."""
-  if shows_exact:
-    yield
-    return
-  try:
-    yield
-  except client_round.ClientTimeoutError:
-    # The message reveals the client's position in the cohort, and its size.
-    raise client_round.ClientTimeoutError(
-        f'A client of round {round_num} hangs, or CLIENT_TIMEOUT_SEC is too '
-        'low.'
-    ) from None
-  except client_round.ClientError as error:
-    # The caller explains shortages; see `faults.explained_shortage`.
-    if client_round.exhausted_resource(error.__cause__) is not None:
-      raise
-    # Without the cause, which describes the client's failure.
-    raise faults.too_many(round_num) from None
 
 
 def _advanced(

@@ -80,6 +80,7 @@ METRICS = 'metrics.csv'
 RESULTS = 'results.json'
 PRIVACY_REPORT = 'privacy_report.txt'
 PRIVACY_REPORT_JSON = 'privacy_report.json'
+PRIVATE_EVALUATION = 'private_evaluation.json'
 TENSORBOARD = 'tensorboard'
 _STATES = 'state'
 SECRETS = 'secrets.safetensors'
@@ -92,6 +93,7 @@ FILES = (
     RESULTS,
     PRIVACY_REPORT,
     PRIVACY_REPORT_JSON,
+    PRIVATE_EVALUATION,
 )
 
 
