@@ -4,19 +4,23 @@ Makes a corpus and runs the programs that a user would run:
 
   1. data_tools.synthetic_population  generated speech: a few public speakers,
      12,000 private ones, and others for dev and test
-  2. bin/train_central.py    a seed model, on the public speakers
-  3. bin/train_central.py    the control: the seed trained further, on the same
-  4. bin/train_federated.py  the private speakers, federatedly, with
+  2. data_tools.ngram        a language model of the public transcripts
+  3. bin/train_central.py    a seed model, on the public speakers
+  4. bin/train_central.py    the control: the seed trained further, on the same
+  5. bin/train_federated.py  the private speakers, federatedly, with
      differential privacy for each
-  5. bin/evaluate.py         all models, on the test speakers
+  6. bin/evaluate.py         all models, on the test speakers
 
-Prints their word error rates, the guarantee and some transcripts. Existing
-folders are kept: delete one to make it again.
+Prints their error rates, the guarantee and some transcripts. A trial step says
+at the start how long it takes. Existing folders are kept: delete one to make it
+again.
 
 Example:
   bin/quickstart
-  bin/quickstart --twin        # also the same without privacy
-  bin/quickstart --small       # shorter: too few speakers for privacy
+  bin/quickstart --twin           # also the same without privacy
+  bin/quickstart --small          # two minutes: too few speakers for privacy
+  bin/quickstart --real           # recorded speech: AN4, fetched
+  bin/quickstart --real=an4       # the same, from a folder or an archive
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
 """
 
@@ -24,32 +28,60 @@ from tff_asr import launch
 
 launch.install_early_sigint(__name__)
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import http.client
 import os
+import shutil
 import subprocess
 import sys
 import time
 import types
+import urllib.request
 
 from absl import flags
 
 from tff_asr import checks
-from tff_asr.metrics import confidence
-from tff_asr.privacy import privacy_report
+from tff_asr import files
+from tff_asr.models import conv
+from tff_asr.models import ctc
+from tff_asr.programs import trial
+from tff_asr.reports import runs as runs_lib
+from tff_asr.reports import summary
 from tff_asr.reports import tables
 from tff_asr.storage import run_dir
+from tff_asr.text import tokenizer
 
+
+class _OptionalText(flags.Flag):
+  """A text flag that may stand without a value, like a boolean one."""
+
+  def __init__(self, *args, **kwargs):
+    super().__init__(*args, **kwargs)
+    self.boolean = True
+
+
+_SMALL = flags.DEFINE_bool(
+    'small', False, 'Generate fewer speakers: two minutes, and no privacy.'
+)
+_TWIN = flags.DEFINE_bool(
+    'twin', False, 'Train without privacy, too: no clipping, no noise.'
+)
+_REAL = flags.DEFINE_flag(
+    _OptionalText(
+        flags.ArgumentParser(),
+        flags.ArgumentSerializer(),
+        'real',
+        None,
+        'Recorded speech: fetches CMU AN4 (64 MB); --real=PATH: its folder '
+        "(etc/, wav/) or archive. A head on Whisper's encoder is trained. NOT "
+        'PRIVATE: it has 74 speakers.',
+    )
+)
 _SOURCE = flags.DEFINE_string(
     'source',
     None,
     "Folder of speech in LibriSpeech's layout (a split: SPEAKER/CHAPTER/*.flac "
     'and *.trans.txt) or of AN4; by default speech is generated.',
-)
-_SMALL = flags.DEFINE_bool(
-    'small', False, 'Generate fewer speakers: less time, and no privacy.'
-)
-_TWIN = flags.DEFINE_bool(
-    'twin', False, 'Train without privacy, too: no clipping, no noise.'
 )
 _DATA_DIR = flags.DEFINE_string(
     'data_dir', 'quickstart_data', 'Where the corpus and its shards go.'
@@ -59,12 +91,37 @@ _RUNS_DIR = flags.DEFINE_string(
 )
 
 _BIN = os.path.dirname(os.path.abspath(__file__))
+_AN4_URL = 'http://www.speech.cs.cmu.edu/databases/an4/an4_sphere.tar.gz'
+_FETCH_TIMEOUT_SEC = 30
+# Value of --real without one.
+_FETCH = 'true'
 _PARTS = ('public', 'private', 'dev', 'test')
-_RUNS = {
-    'seed': 'seed (public speakers)',
-    'control': 'control (seed trained on)',
+_LABELS = {
+    'seed': 'seed',
+    'control': 'control',
     'federated_dp': 'federated + DP',
-    'federated': 'federated, no DP',
+    'federated': 'no DP',
+}
+_TITLES = {
+    'seed': 'seed: the public speakers train a model',
+    'control': 'control: the same speakers train it further',
+    'federated_dp': 'federated + DP: the private speakers train the seed',
+    'federated': 'no DP: the same without clipping and noise',
+}
+# Names of experiments in gin/experiments: of a model from scratch, and of a
+# head on Whisper's encoder.
+_EXPERIMENTS = {
+    'scratch': {
+        **{run: f'quickstart_{run}' for run in _LABELS},
+        'evaluate': 'quickstart_evaluate',
+    },
+    'real': {
+        'seed': 'an4_whisper_seed',
+        'control': 'an4_whisper_seed',
+        'federated_dp': 'an4_whisper_dp',
+        'federated': 'an4_whisper_federated',
+        'evaluate': 'an4_whisper_evaluate',
+    },
 }
 # The same noise on the mean as in gin/experiments/quickstart_federated_dp.gin,
 # from fewer speakers, who are too few for a guarantee.
@@ -78,6 +135,13 @@ _SMALL_SETTINGS = {
         'COHORT_SIZE': 60, 'NOISE_MULTIPLIER': 0.048, 'TARGET_EPSILON': None,
     },
 }
+# AN4's partition, and its runs: (noise norm) / C of .4, docs/an4.md.
+_AN4_PARTITION = '--partition=public=28,private=rest,dev=4,test=10'
+_AN4_SETTINGS = {
+    'control': {'NUM_STEPS': 150, 'EVALUATE_EVERY': 75, 'LEARNING_RATE': 0.001,
+                'DECAY_START': 50, 'DECAY_STEPS': 50},
+    'federated_dp': {'NOISE_MULTIPLIER': 0.0064},
+}
 # Split of a real corpus, which has few speakers, and none of dev and test.
 _PARTITION = '--partition=public=40%,private=rest,dev=10%,test=15%'
 _NUM_ROUNDS, _NUM_LOCAL_STEPS, _MAX_COHORT_SIZE = 80, 2, 6
@@ -87,135 +151,292 @@ _SOURCE_NOISE = 0.0012
 _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
-_NUM_TRANSCRIPTS = 3
+# Seconds of each phase where the trial step takes _REFERENCE_STEP_SEC.
+_REFERENCE_STEP_SEC = 0.03
+_REFERENCE_SEC = {
+    'scratch': {'speech': 60, 'seed': 55, 'control': 20, 'federated_dp': 210,
+                'federated': 210, 'evaluate': 45},
+    'small': {'speech': 15, 'seed': 25, 'control': 15, 'federated_dp': 25,
+              'federated': 25, 'evaluate': 20},
+    'real': {'speech': 90, 'seed': 60, 'control': 20, 'federated_dp': 60,
+             'federated': 60, 'evaluate': 30},
+}
+
+
+class _Plan:
+  """Phases that are to be done, and the time that they take."""
+
+  def __init__(self, phases: Mapping[str, float]):
+    """Creates a plan from phases and their estimated seconds."""
+    self._left = dict(phases)
+    self._total = len(phases)
+    self._done_sec = 0.0
+    self._started = time.monotonic()
+
+  @property
+  def minutes(self) -> float:
+    """Minutes since the start."""
+    return (time.monotonic() - self._started) / 60
+
+  def whole_minutes(self) -> float:
+    """Estimates the minutes of all phases, from those that are done."""
+    left = sum(self._left.values()) / 60
+    if self._done_sec:
+      left *= 60 * self.minutes / self._done_sec
+    return self.minutes + left
+
+  def begin(self, phase: str, title: str) -> None:
+    """Prints the heading of a phase; the phases before it are done."""
+    number = self._total - len(self._left) + 1
+    clock = f'minute {self.minutes:.1f} of about {self.whole_minutes():.1f}'
+    print(f'\n== {number} of {self._total} ({clock}): {title}', flush=True)
+    self._phase = phase
+
+  def end(self) -> None:
+    """Ends the phase."""
+    self._done_sec += self._left.pop(self._phase)
 
 
 def main(_) -> None:
-  started = time.monotonic()
-  checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
+  _check_flags()
+  runs = [run for run in _LABELS if run != 'federated' or _TWIN.value]
+  plan = _make_plan(runs)
+  plan.begin('speech', 'speech')
   shards = _make_shards()
-  names = [run for run in _RUNS if run != 'federated' or _TWIN.value]
-  for run in names:
+  plan.end()
+  for run in runs:
+    plan.begin(run, _TITLES[run])
     _train(run, shards)
-  folders = {run: os.path.join(_RUNS_DIR.value, run) for run in names}
-  _say('Evaluating all models on the test speakers, who trained none of them.')
+    plan.end()
+  plan.begin('evaluate', 'test speakers, who trained no model')
+  folders = {run: os.path.join(_RUNS_DIR.value, run) for run in runs}
+  _evaluate(list(folders.values()), shards)
+  plan.end()
+  rows = dict(zip(runs, tables.parse(
+      [f'{_LABELS[run]}={folder}' for run, folder in folders.items()]
+  )))
+  _print_tables(rows)
+  _print_end(rows, folders, minutes=plan.minutes)
+
+
+def _check_flags() -> None:
+  """Raises ValueError for flags that cannot be used."""
+  checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
+  if _REAL.value and _SMALL.value:
+    raise ValueError('--small is for generated speech, --real is not.')
+  if _REAL.value and _SOURCE.value:
+    raise ValueError('--real and --source name two corpora: give one.')
+  if _REAL.value not in (None, _FETCH) and not os.path.exists(_REAL.value):
+    raise ValueError(f'--real={_REAL.value} does not exist.')
+  if _SOURCE.value is not None and not os.path.isdir(_SOURCE.value):
+    raise ValueError(f'--source {_SOURCE.value} is not a folder.')
+
+
+def _make_plan(runs: Sequence[str]) -> _Plan:
+  """Plans the phases; says how long they take, by a trial step."""
+  step_sec = trial.step_sec(
+      ctc.build(
+          encoder=conv.build(num_blocks=4, dim=96, kernel_size=7),
+          tokenizer=tokenizer.for_language('en'),
+      ),
+      feature_dim=80,
+      batch_sec=20.0,
+  )
+  seconds = _REFERENCE_SEC['small' if _SMALL.value else _kind()]
+  slower = step_sec / _REFERENCE_STEP_SEC
+  plan = _Plan({
+      phase: slower * seconds[phase]
+      for phase in ('speech', *runs, 'evaluate')
+  })
+  print(
+      f'This takes about {plan.whole_minutes():.0f} minutes: a trial step of '
+      f'training took {step_sec:.2f} s on this machine.'
+  )
+  return plan
+
+
+def _kind() -> str:
+  """Key of `_EXPERIMENTS`."""
+  return 'real' if _REAL.value else 'scratch'
+
+
+def _print_tables(rows: Mapping[str, tables.Row]) -> None:
+  """Prints error rates, speakers and transcripts."""
+  listed = list(rows.values())
+  base = _LABELS['control']
+  print(
+      f'\n{tables.markdown(summary.overview(listed, baseline=base))}\n\n'
+      f'Intervals: paired bootstrap over {len(listed[0].words)} test speakers.'
+      f'\nLM: {tables.language_models(listed[0])}.\n\n'
+      f'WER % with LM of test speakers:\n\n'
+      f'{tables.markdown(summary.quartiles(listed))}'
+  )
+  found = summary.transcripts(rows['seed'], rows['federated_dp'])
+  print(
+      f'\nWith LM, {found.num_different:,} of {found.num_utterances:,} '
+      'transcripts differ. Some of these:'
+  )
+  for lines in found.shown:
+    print('\n' + '\n'.join(lines))
+
+
+def _print_end(
+    rows: Mapping[str, tables.Row],
+    folders: Mapping[str, str],
+    *,
+    minutes: float,
+) -> None:
+  """Prints what was found in three lines, then the next commands."""
+  private = rows['federated_dp']
+  gains = [
+      (run, summary.gain(private, rows[run], runs_lib.WER_WITH_LM))
+      for run in ('control', 'seed')
+  ]
+  print('\nWith LM, DP is ' + ', '.join(
+      f'{summary.verdict(gain)} the {run} {tables.interval(gain)}'
+      for run, gain in gains
+  ))
+  privacy = private.first.privacy
+  population = private.first.rounds['population']
+  print(
+      f'Each of {population:,} private speakers: epsilon '
+      f'{summary.accounts(private)} at delta {privacy["delta"]:g}'
+      f'{"" if privacy["private"] else ", NOT PRIVATE"}'
+  )
+  report = os.path.join(folders['federated_dp'], run_dir.PRIVACY_REPORT)
+  print(f'This took {minutes:.1f} minutes. Privacy report: {report}\n\nNext:')
+  # A working copy has the script and its own environment.
+  is_copy = os.path.exists(os.path.join(_BIN, 'quickstart'))
+  command = '  python bin/{}.py' if is_copy else '  tff-asr {}'
+  both = f'{folders["seed"]} {folders["federated_dp"]}'
+  if is_copy:
+    print('  source .venv/bin/activate')
+  print(command.format('report'), both, '--output_dir=report')
+  print(command.format('demo'), both)
+  print(
+      command.format('transcribe'),
+      f'--run={folders["federated_dp"]} --lm={_language_model()} FILE',
+  )
+  if _SMALL.value:
+    print('Commands of README.md that train the private speakers then need:')
+    settings = _SMALL_SETTINGS['federated_dp'].items()
+    print('  ' + ' '.join(f'--gin_param="{k} = {v}"' for k, v in settings))
+
+
+def _language_model() -> str:
+  """Path of the language model of the public transcripts."""
+  return os.path.join(_DATA_DIR.value, 'public.arpa')
+
+
+def _evaluate(runs: Sequence[str], shards: Mapping[str, str]) -> None:
+  """Decodes the test speakers, greedily and with the language model."""
   _run(
       os.path.join(_BIN, 'evaluate.py'),
       *_gin(
-          'quickstart_evaluate',
+          _EXPERIMENTS[_kind()]['evaluate'],
           TEST_DIR=shards['test'],
-          RUNS=list(folders.values()),
+          DEV_DIR=shards['dev'],
+          RUNS=list(runs),
+          LANGUAGE_MODEL=_language_model(),
       ),
   )
-  rows = dict(zip(names, tables.parse(
-      [f'{_RUNS[run]}={folder}' for run, folder in folders.items()]
-  )))
-  print(f'\n{tables.markdown(tables.overview(list(rows.values())))}\n')
-  _print_findings(rows)
-  print(f'\n{(time.monotonic() - started) / 60:.1f} minutes in all. Next:')
-  # The script is there in a working copy only.
-  is_copy = os.path.exists(os.path.join(_BIN, 'quickstart'))
-  command = '  .venv/bin/python bin/{}.py' if is_copy else '  tff-asr {}'
-  both = f'{folders["seed"]} {folders["federated_dp"]}'
-  print(command.format('report'), both, '--output_dir=report')
-  print(command.format('demo'), both)
-  print(command.format('transcribe'), f'--run={folders["federated_dp"]} FILE')
-  print(f'{_RUNS_DIR.value} also holds metrics, the privacy report, and'
-        ' hypotheses in test.json.')
-
-
-def _print_findings(rows: Mapping[str, tables.Row]) -> None:
-  """Prints transcripts, and the gain of DP over the control and its cost."""
-  private, control = rows['federated_dp'], rows['control']
-  print('\n'.join(_transcripts(rows)))
-  gain = confidence.difference(
-      private.errors, control.errors, list(private.words.values())
-  )
-  ahead = 'is ahead of' if gain.high < 0 else (
-      'is behind' if gain.low > 0 else 'cannot be distinguished from'
-  )
-  print(
-      f'\nFederated + DP {ahead} the control: {tables.interval(gain)} points of'
-      f' WER (95 % over {len(private.words)} test speakers).'
-  )
-  privacy = private.first.privacy
-  shown = {
-      name: privacy_report.format_epsilon(float(privacy[f'epsilon_{name}']))
-      for name in ('pld', 'rdp')
-      if privacy[f'epsilon_{name}'] is not None
-  }
-  accounts = ', '.join(f'{v} by {k.upper()}' for k, v in shown.items())
-  print(
-      f'Each of {private.first.rounds["population"]:,} private speakers:'
-      f' epsilon {accounts} at delta {privacy["delta"]:g}.'
-      f' {privacy["verdict"]}'
-  )
-
-
-def _transcripts(rows: Mapping[str, tables.Row]) -> list[str]:
-  """Lines: references and hypotheses of speakers spread over the test set."""
-  decoded = {
-      run: rows[run].first.evaluation['hypotheses']
-      for run in ('seed', 'federated_dp')
-  }
-  step = max(1, len(decoded['seed']) // _NUM_TRANSCRIPTS)
-  lines = []
-  for number in range(0, step * _NUM_TRANSCRIPTS, step):
-    if number < len(decoded['seed']):
-      lines.append(f'reference       {decoded["seed"][number]["reference"]}')
-      lines += [
-          f'{_RUNS[run].split(" (")[0]:15} {texts[number]["text"]}'
-          for run, texts in decoded.items()
-      ]
-  return lines
 
 
 def _make_shards() -> dict[str, str]:
-  """Makes the shards; returns the folders of public, private, dev and test."""
+  """Makes all data; returns the folders of public, private, dev and test."""
+  shards = _make_audio()
+  model = _language_model()
+  if not os.path.exists(model):
+    _run('-m', 'data_tools.ngram', f'--input={shards["public"]}',
+         f'--output={model}')
+  return shards if _kind() == 'scratch' else _embed(shards)
+
+
+def _make_audio() -> dict[str, str]:
+  """Makes the shards of audio."""
   folder = os.path.join(_DATA_DIR.value, 'shards')
+  if _REAL.value:
+    return _split_corpus('an4', _find_an4(), 'train', folder, _AN4_PARTITION)
   source = _SOURCE.value
   if source is None:
-    _say('Generating speech.')
     _run('-m', 'data_tools.synthetic_population', f'--output_dir={folder}',
          *(_SMALL_CORPUS if _SMALL.value else ()))
     return {part: os.path.join(folder, part) for part in _PARTS}
   source = os.path.abspath(source)
-  if not os.path.isdir(source):
-    raise ValueError(f'--source {source} is not a folder.')
-  _say(f'Writing shards of {source}.')
   tool, parent, split = 'an4', source, 'train'
   if not os.path.exists(os.path.join(source, 'etc', 'an4_train.fileids')):
     tool, (parent, split) = 'librispeech', os.path.split(source)
-  _run('-m', f'data_tools.{tool}', f'--source_dir={parent}',
-       f'--output_dir={folder}', f'--splits={split}', _PARTITION)
+  return _split_corpus(tool, parent, split, folder, _PARTITION)
+
+
+def _split_corpus(
+    tool: str, source: str, split: str, folder: str, partition: str
+) -> dict[str, str]:
+  """Writes a corpus of real speech as shards of four parts."""
+  _run('-m', f'data_tools.{tool}', f'--source_dir={source}',
+       f'--output_dir={folder}', f'--splits={split}', partition)
   return {part: os.path.join(folder, f'{split}.{part}') for part in _PARTS}
+
+
+def _find_an4() -> str:
+  """The folder or archive of AN4, fetched if the flag names none."""
+  if _REAL.value != _FETCH:
+    return _REAL.value
+  path = os.path.join(_DATA_DIR.value, os.path.basename(_AN4_URL))
+  if not os.path.exists(path):
+    print(f'Fetching {_AN4_URL} (64 MB).', flush=True)
+    os.makedirs(_DATA_DIR.value, exist_ok=True)
+    try:
+      with urllib.request.urlopen(
+          _AN4_URL, timeout=_FETCH_TIMEOUT_SEC
+      ) as response, files.replacing(path) as f:
+        shutil.copyfileobj(response, f)
+    except (OSError, http.client.HTTPException) as e:
+      raise ValueError(
+          f'{_AN4_URL} cannot be fetched ({e}): get AN4 elsewhere and give '
+          '--real=FOLDER, or run without --real.'
+      ) from e
+  return path
+
+
+def _embed(shards: Mapping[str, str]) -> dict[str, str]:
+  """Makes features of Whisper's encoder of each part."""
+  folder = os.path.join(_DATA_DIR.value, 'features')
+  features = {part: os.path.join(folder, part) for part in shards}
+  for part, audio in shards.items():
+    if not os.path.exists(features[part]):
+      _run('-m', 'data_tools.embed', '--pretrained=whisper-tiny.en',
+           f'--audio_dir={audio}', f'--features_dir={features[part]}')
+  return features
 
 
 def _train(run: str, shards: Mapping[str, str]) -> None:
   """Trains one of the runs, unless it is there."""
   output_dir = os.path.join(_RUNS_DIR.value, run)
   if os.path.exists(os.path.join(output_dir, run_dir.RESULTS)):
-    _say(f'{_RUNS[run]}: {output_dir} is there.')
+    print(f'{output_dir} is there.')
     return
-  _say(f'{_RUNS[run]}: training.')
   settings = {'DEV_DIR': shards['dev']}
   if run != 'seed':
     settings['INIT_FROM_RUN'] = os.path.join(_RUNS_DIR.value, 'seed')
-  program = 'train_central.py'
-  if run in ('seed', 'control'):
+  is_central = run in ('seed', 'control')
+  if is_central:
     settings['TRAIN_DIR'] = shards['public']
   else:
-    program = 'train_federated.py'
     settings['PRIVATE_DIR'] = shards['private']
-  if _SOURCE.value is not None:
+  if _REAL.value:
+    settings |= _AN4_SETTINGS.get(run, {})
+  elif _SOURCE.value is not None:
     settings |= _source_settings(run, shards)
   elif _SMALL.value:
     settings |= _SMALL_SETTINGS[run]
   _run(
-      os.path.join(_BIN, program),
+      os.path.join(
+          _BIN, 'train_central.py' if is_central else 'train_federated.py'
+      ),
       f'--output_dir={output_dir}',
-      *_gin(f'quickstart_{run}', **settings),
-      environment={} if run in ('seed', 'control') else _ONE_THREAD,
+      *_gin(_EXPERIMENTS[_kind()][run], **settings),
+      environment={} if is_central else _ONE_THREAD,
   )
 
 
@@ -272,11 +493,6 @@ def _run(
     raise
   if status:
     sys.exit(status)
-
-
-def _say(text: str) -> None:
-  """A heading between the programs' own lines."""
-  print(f'\n== {text}', flush=True)
 
 
 if __name__ == '__main__':

@@ -445,6 +445,9 @@ class BadInputTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),
+      ('real', ['--real=no/speech'], ['--real=no/speech does not exist']),
+      ('two', ['--real', '--source=x'], ['--real and --source']),
+      ('small', ['--real', '--small'], ['--small is for generated speech']),
       ('flag', ['--sorce=x'], [('sorce', 'Did you mean')]),
       (
           'places',
