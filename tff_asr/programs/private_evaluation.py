@@ -405,7 +405,8 @@ def _plan_words(settings: PrivateEvaluation, plan: _Plan) -> str:
       f'({sampling.kind}), noise multiplier {plan.noise_multiplier:.4g}\n'
       f'epsilon {privacy_report.format_epsilon(settings.epsilon)} at delta '
       f'{plan.delta:g} for it alone; its noise moves the word error rate by up '
-      f'to {100 * plan.half_width:.1f} points (95 %)'
+      f'to {100 * plan.half_width:.1f} points (95 %) if people have '
+      f'{settings.vectors.max_words:,} words each, by more if they have fewer'
   )
 
 
