@@ -45,7 +45,7 @@ def _source(cells: list[dict]) -> str:
 class NotebooksTest(parameterized.TestCase):
 
   def test_each_notebook_has_a_source(self):
-    self.assertLen(_SOURCES, 4)
+    self.assertLen(_SOURCES, 5)
     self.assertEqual(
         sorted(path.stem for path in _COLAB.glob('*.ipynb')), _SOURCES
     )
@@ -136,3 +136,9 @@ class NotebooksRunTest(parameterized.TestCase):
         pathlib.Path(self.folder, 'notebook_data/own/private/model.safetensors')
         .exists()
     )
+
+  def test_personalization(self):
+    printed = self.run_notebook('personalization')
+    # Three numbers of sentences, and the output layer alone.
+    self.assertLen(re.findall('WER .* of 40 people', printed), 4, printed)
+    self.assertRegex(printed, r'\| accent: ')
