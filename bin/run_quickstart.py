@@ -123,9 +123,21 @@ _EXPERIMENTS = {
         'evaluate': 'an4_whisper_evaluate',
     },
 }
+_CORPUS = (
+    '--voices=clear', '--word_share=0.5', '--num_public_speakers=64',
+    '--num_public_utterances=20',
+)
+# More steps than gin/experiments/quickstart_seed.gin: there are more speakers.
+_SEED_SETTINGS = {
+    'NUM_STEPS': 900, 'EVALUATE_EVERY': 300, 'DECAY_START': 500,
+    'DECAY_STEPS': 120,
+}
 # The same noise on the mean as in gin/experiments/quickstart_federated_dp.gin,
 # from fewer speakers, who are too few for a guarantee.
-_SMALL_CORPUS = ('--num_private_speakers=600', '--num_test_speakers=40')
+_SMALL_CORPUS = (
+    '--num_public_speakers=16', '--num_public_utterances=40',
+    '--num_private_speakers=600', '--num_test_speakers=40',
+)
 _SMALL_SETTINGS = {
     'seed': {'NUM_STEPS': 200, 'DECAY_START': 100, 'DECAY_STEPS': 30,
              'EVALUATE_EVERY': 200},
@@ -360,7 +372,7 @@ def _make_audio() -> dict[str, str]:
   source = _SOURCE.value
   if source is None:
     _run('-m', 'data_tools.synthetic_population', f'--output_dir={folder}',
-         *(_SMALL_CORPUS if _SMALL.value else ()))
+         *_CORPUS, *(_SMALL_CORPUS if _SMALL.value else ()))
     return {part: os.path.join(folder, part) for part in _PARTS}
   source = os.path.abspath(source)
   tool, parent, split = 'an4', source, 'train'
@@ -430,6 +442,8 @@ def _train(run: str, shards: Mapping[str, str]) -> None:
     settings |= _source_settings(run, shards)
   elif _SMALL.value:
     settings |= _SMALL_SETTINGS[run]
+  elif run == 'seed':
+    settings |= _SEED_SETTINGS
   _run(
       os.path.join(
           _BIN, 'train_central.py' if is_central else 'train_federated.py'

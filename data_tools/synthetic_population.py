@@ -38,6 +38,8 @@ def generate(
     num_speakers: Mapping[str, int],
     num_utterances: Mapping[str, int],
     seed: int = 1,
+    voices: str = 'varied',
+    word_share: float = 1.0,
     num_workers: int | None = None,
 ) -> dict[str, summaries.Summary]:
   """Writes the population, unless the same one is there.
@@ -48,6 +50,8 @@ def generate(
     num_utterances: Number of utterances of each speaker, by part.
     seed: Seed of everything, at least 0. A speaker follows from its part, its
       number and the seed, however many there are.
+    voices: A name of `synthetic_voices.VOICES`.
+    word_share: Share of each list of words, in (0, 1].
     num_workers: Processes that speak; by default one a core.
 
   Returns:
@@ -58,6 +62,13 @@ def generate(
       else.
   """
   checks.non_negative_int(seed=seed)
+  if voices not in synthetic_voices.VOICES:
+    raise ValueError(
+        f'voices must be one of {", ".join(synthetic_voices.VOICES)}, found '
+        f'{voices!r}.'
+    )
+  if not 0 < word_share <= 1:
+    raise ValueError(f'word_share must be in (0, 1], found {word_share}.')
   for part in PARTS:
     checks.positive_int(**{
         f'num_speakers[{part}]': num_speakers[part],
@@ -70,6 +81,8 @@ def generate(
               split=_SPLITS[part],
               num_utterances=num_utterances[part],
               seed=seed,
+              voices=voices,
+              word_share=word_share,
           )
           for number in range(num_speakers[part])
       ]
@@ -86,6 +99,8 @@ def generate(
               'espeakng_loader': synthetic_speech.espeak_version(),
               'part': part,
               'seed': seed,
+              **({} if voices == 'varied' else {'voices': voices}),
+              **({} if word_share == 1 else {'word_share': word_share}),
           },
           # No other speaker has these ids.
           namespace=f'generated population, seed {seed}',
@@ -137,6 +152,8 @@ def main(_) -> None:
           part: flag.value for part, flag in _NUM_UTTERANCES.items()
       },
       seed=_SEED.value,
+      voices=_VOICES.value,
+      word_share=_WORD_SHARE.value,
   )
   for part, summary in found.items():
     folder = os.path.join(_OUTPUT_DIR.value, part)
@@ -152,6 +169,15 @@ if __name__ == '__main__':
       'output_dir', None, 'Gets the four folders. Required.'
   )
   _SEED = flags.DEFINE_integer('seed', 1, 'Of everything.')
+  _VOICES = flags.DEFINE_enum(
+      'voices',
+      'varied',
+      list(synthetic_voices.VOICES),
+      'clear: slower, and less different from each other.',
+  )
+  _WORD_SHARE = flags.DEFINE_float(
+      'word_share', 1.0, 'Share of each list of words, frequent ones first.'
+  )
   _DEFAULTS = {
       'public': (16, 40), 'private': (12_000, 2), 'dev': (32, 6),
       'test': (100, 10),

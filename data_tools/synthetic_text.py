@@ -15,6 +15,7 @@ Loads no TensorFlow, so that processes that speak start fast.
 import bisect
 import functools
 import hashlib
+import math
 import os
 import re
 from typing import NamedTuple
@@ -68,7 +69,7 @@ def split_of(sentence: str) -> str:
 
 
 def draw_sentences(
-    rng: np.random.Generator, *, split: str, count: int
+    rng: np.random.Generator, *, split: str, count: int, word_share: float = 1.0
 ) -> tuple[str, ...]:
   """Returns `count` distinct sentences, by one speaker's preferences.
 
@@ -76,8 +77,10 @@ def draw_sentences(
     rng: Draws the preferences and the sentences.
     split: The split that the sentences must belong to.
     count: How many.
+    word_share: In (0, 1], the share of each list of words that is used, the
+      frequent words first.
   """
-  speaker = _Speaker(rng)
+  speaker = _Speaker(rng, _grammar(word_share))
   sentences: dict[str, None] = {}
   while len(sentences) < count:
     sentence = speaker.draw()
@@ -89,8 +92,9 @@ def draw_sentences(
 class _Speaker:
   """Expands the grammar by one speaker's preferences."""
 
-  def __init__(self, rng: np.random.Generator):
+  def __init__(self, rng: np.random.Generator, grammar: dict[str, _Section]):
     self._rng = rng
+    self._grammar = grammar
     # By section, drawn when it is first needed: most speakers say little.
     self._preferences: dict[str, list[float]] = {}
 
@@ -101,7 +105,7 @@ class _Speaker:
 
   def _choose(self, name: str) -> _Option:
     """Draws an option of a section."""
-    section = _grammar()[name]
+    section = self._grammar[name]
     if name not in self._preferences:
       # Log-normal: a few options are much more frequent than others.
       noise = self._rng.normal(size=len(section.options))
@@ -134,8 +138,8 @@ class _Speaker:
 
 
 @functools.cache
-def _grammar() -> dict[str, _Section]:
-  """Sections of sentences.txt by name."""
+def _grammar(word_share: float) -> dict[str, _Section]:
+  """Sections of sentences.txt by name, with a share of their words."""
   options: dict[str, list[_Option]] = {}
   phrases = set()
   kind, name = '', ''
@@ -153,15 +157,15 @@ def _grammar() -> dict[str, _Section]:
         options[name].append(_Option({'': text}, agreement))
       else:
         options[name] += [_Option(_forms(kind, word)) for word in line.split()]
-  return {
-      name: _Section(
-          tuple(found),
-          np.zeros(len(found))
-          if name in phrases
-          else -np.log(np.arange(len(found)) + _FIRST_RANK),
-      )
-      for name, found in options.items()
-  }
+  sections = {}
+  for name, found in options.items():
+    if name in phrases:
+      sections[name] = _Section(tuple(found), np.zeros(len(found)))
+    else:
+      words = tuple(found[: math.ceil(word_share * len(found))])
+      ranks = np.arange(len(words))
+      sections[name] = _Section(words, -np.log(ranks + _FIRST_RANK))
+  return sections
 
 
 def _forms(kind: str, entry: str) -> dict[str, str]:

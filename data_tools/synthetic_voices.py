@@ -18,6 +18,7 @@ import functools
 import os
 import pathlib
 import tempfile
+from typing import NamedTuple
 
 import numpy as np
 import soxr
@@ -33,9 +34,41 @@ _DATA = ('phondata', 'phonindex', 'phontab', 'intonations', 'en_dict', 'lang')
 _NUM_FORMANTS = 9
 _ESPEAK_RATE_HZ = 22050
 _NOISE_TAPS = 32
-_RATE_WORDS_PER_MINUTE = (190, 260)
 # Of the groups of speakers by rate, in words a minute.
 _RATE_GROUP_WIDTH = 30
+
+
+class Voices(NamedTuple):
+  """Ranges that voices are drawn from.
+
+  Attributes:
+    rate: Words a minute.
+    length: Of the vocal tract, which scales all formants alike, in percent.
+    formants: Factor of each formant's frequency.
+    heights: Of formants, in percent.
+    widths: Of formants, in percent.
+    roughness: eSpeak's levels.
+    breathy: Share of voices with breath noise.
+  """
+
+  rate: tuple[int, int]
+  length: tuple[float, float]
+  formants: tuple[float, float]
+  heights: tuple[float, float]
+  widths: tuple[float, float]
+  roughness: tuple[int, int]
+  breathy: float
+
+
+VOICES = {
+    'varied': Voices(
+        (190, 260), (88, 116), (0.95, 1.05), (60, 135), (70, 140), (0, 4), 0.3
+    ),
+    'clear': Voices(
+        (150, 210), (90, 114), (0.97, 1.03), (85, 115), (85, 115), (0, 2), 0.0
+    ),
+}
+"""By name: 'varied', far from each other; 'clear', slower and closer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +99,13 @@ class Speaker:
 
 
 def draw(
-    speaker_id: str, *, split: str, num_utterances: int, seed: int
+    speaker_id: str,
+    *,
+    split: str,
+    num_utterances: int,
+    seed: int,
+    voices: str = 'varied',
+    word_share: float = 1.0,
 ) -> Speaker:
   """Draws a speaker; no sound is made.
 
@@ -75,19 +114,22 @@ def draw(
     split: Split to draw sentences from: 'train', 'dev' or 'test'.
     num_utterances: Sentences, all different.
     seed: Seed of the corpus, at least 0.
+    voices: A name of `VOICES`.
+    word_share: As for `synthetic_text.draw_sentences`.
   """
+  ranges = VOICES[voices]
   rng = synthetic_speech.generator(seed, 'voice', speaker_id)
   return Speaker(
       speaker_id=speaker_id,
       seed=seed,
       accent=list(_ACCENTS)[rng.choice(3, p=list(_ACCENTS.values()))],
-      rate=int(rng.integers(*_RATE_WORDS_PER_MINUTE, endpoint=True)),
-      variant=_draw_variant(rng),
+      rate=int(rng.integers(*ranges.rate, endpoint=True)),
+      variant=_draw_variant(rng, ranges),
       level_db=float(rng.uniform(-30, -20)),
       snr_db=float(rng.uniform(20, 36)),
       noise_pole=float(rng.uniform(0, 0.9)),
       sentences=synthetic_text.draw_sentences(
-          rng, split=split, count=num_utterances
+          rng, split=split, count=num_utterances, word_share=word_share
       ),
   )
 
@@ -154,31 +196,30 @@ class _Engine:
     ]
 
 
-def _draw_variant(rng: np.random.Generator) -> str:
+def _draw_variant(rng: np.random.Generator, ranges: Voices) -> str:
   """The text of a variant file."""
-  # The length of the vocal tract scales all formants alike.
-  length = rng.uniform(88, 116)
+  length = rng.uniform(*ranges.length)
   # In Hz: from low male to high female voices.
   pitch = rng.uniform(70, 210)
   lines = [
       'language variant',
       f'name {_VARIANT}',
       f'pitch {pitch:.0f} {pitch + rng.uniform(15, 90):.0f}',
-      f'roughness {rng.integers(0, 5)}',
+      f'roughness {rng.integers(*ranges.roughness, endpoint=True)}',
       f'voicing {rng.integers(70, 140)}',
       f'consonants {rng.integers(70, 140)} {rng.integers(70, 140)}',
       f'flutter {rng.integers(0, 5)}',
   ]
-  frequencies = length * rng.uniform(0.95, 1.05, _NUM_FORMANTS)
-  heights = rng.uniform(60, 135, _NUM_FORMANTS)
-  widths = rng.uniform(70, 140, _NUM_FORMANTS)
+  frequencies = length * rng.uniform(*ranges.formants, _NUM_FORMANTS)
+  heights = rng.uniform(*ranges.heights, _NUM_FORMANTS)
+  widths = rng.uniform(*ranges.widths, _NUM_FORMANTS)
   lines.extend(
       f'formant {i} {frequency:.0f} {height:.0f} {width:.0f}'
       for i, (frequency, height, width) in enumerate(
           zip(frequencies, heights, widths)
       )
   )
-  if rng.random() < 0.3:
+  if rng.random() < ranges.breathy:
     breath = rng.integers(0, 4, 8)
     lines.append(f'breath {" ".join(map(str, breath))}')
   return '\n'.join(lines) + '\n'

@@ -141,6 +141,37 @@ class SyntheticPopulationTest(absltest.TestCase):
     first = synthetic_voices.speak(one, 0)
     self.assertFalse(np.array_equal(first, synthetic_voices.speak(other, 0)))
 
+  def test_clear_voices_are_slower_and_closer_to_each_other(self):
+    def draw(voices):
+      return [
+          synthetic_voices.draw(
+              f'private-{number:06d}', split='train', num_utterances=1, seed=1,
+              voices=voices,
+          )
+          for number in range(100)
+      ]
+
+    def widths(speakers):
+      """Widths of the first formant."""
+      return [
+          int(line.split()[4])
+          for speaker in speakers
+          for line in speaker.variant.splitlines()
+          if line.startswith('formant 0 ')
+      ]
+
+    varied, clear = draw('varied'), draw('clear')
+    self.assertLess(
+        np.mean([speaker.rate for speaker in clear]),
+        np.mean([speaker.rate for speaker in varied]) - 30,
+    )
+    self.assertLess(np.std(widths(clear)), 0.6 * np.std(widths(varied)))
+    self.assertFalse([each for each in clear if 'breath' in each.variant])
+    # The shards name what they are of.
+    self.generate('clear', voices='clear')
+    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+      self.generate('clear')
+
   def test_digest(self):
     # What seed 1 says does not change without _GENERATOR_VERSION.
     speak = functools.partial(synthetic_voices.speak, _draw('private', 7))
@@ -152,6 +183,8 @@ class SyntheticPopulationTest(absltest.TestCase):
         (dict(seed=-1), 'seed'),
         (dict(num_speakers=dict(_SPEAKERS, dev=0)), r'num_speakers\[dev\]'),
         (dict(num_utterances=dict(_UTTERANCES, test=0)), r'\[test\]'),
+        (dict(voices='loud'), "voices must be one of varied, clear, found 'lo"),
+        (dict(word_share=0.0), r'word_share must be in \(0, 1\], found 0.0'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         self.generate('refused', **changes)

@@ -19,12 +19,16 @@ _PARTS = {
     'dev': (32, 6, 'dev'),
     'test': (100, 10, 'test'),
 }
+# Public speakers of bin/quickstart, who use half of the words.
+_QUICKSTART_PUBLIC = (64, 20)
 
 
 @functools.cache
-def _sentences(part: str) -> tuple[str, ...]:
+def _sentences(part: str, word_share: float = 1.0) -> tuple[str, ...]:
   """The sentences of a part of the generated population of seed 1."""
   num_speakers, num_utterances, split = _PARTS[part]
+  if word_share < 1 and part == 'public':
+    num_speakers, num_utterances = _QUICKSTART_PUBLIC
   return tuple(
       sentence
       for number in range(num_speakers)
@@ -33,12 +37,13 @@ def _sentences(part: str) -> tuple[str, ...]:
           split=split,
           num_utterances=num_utterances,
           seed=1,
+          word_share=word_share,
       ).sentences
   )
 
 
-def _words(part: str) -> list[str]:
-  return ' '.join(_sentences(part)).split()
+def _words(part: str, word_share: float = 1.0) -> list[str]:
+  return ' '.join(_sentences(part, word_share)).split()
 
 
 class SentencesTest(parameterized.TestCase):
@@ -62,6 +67,17 @@ class SentencesTest(parameterized.TestCase):
     self.assertAlmostEqual(np.mean(unseen), 0.116, places=3)
     unseen = ~np.isin(test, _words('private'))
     self.assertLess(np.mean(unseen), 0.02)
+
+  def test_half_of_the_words_are_the_frequent_ones(self):
+    # docs/data.md states both numbers.
+    test = np.array(_words('test', 0.5))
+    unseen = ~np.isin(test, _words('public', 0.5))
+    self.assertAlmostEqual(np.mean(unseen), 0.023, places=3)
+    few, many = (
+        collections.Counter(_words('private', share)) for share in (0.5, 1.0)
+    )
+    self.assertBetween(len(few), 1000, 1150)
+    self.assertLess(len(few), 0.65 * len(many))
 
   def test_words_are_many_and_their_frequencies_follow_zipfs_law(self):
     counts = collections.Counter(_words('private'))
@@ -140,7 +156,7 @@ class FormsTest(parameterized.TestCase):
 
   def test_every_slot_of_every_option_can_be_filled(self):
     # A rare one would otherwise fail for one speaker in thousands.
-    grammar = synthetic_text._grammar()
+    grammar = synthetic_text._grammar(1.0)
     for name, section in grammar.items():
       self.assertNotEmpty(section.options, name)
       for option in section.options:
