@@ -90,7 +90,12 @@ class TrainedProgramsTest(absltest.TestCase):
     return finished
 
   def test_training_and_evaluation_show_their_progress_and_results(self):
-    self.assertEqual(self.trained.stdout, '')
+    self.assertRegex(
+        self.trained.stdout,
+        r'^dev WER .*% \(step 2\), dev CER .*% \(step 2\)\n'
+        r'Written to .*/run: model, metrics\.\n'
+        r'Next: python bin/transcribe\.py --run=.*/run RECORDING\.wav\n$',
+    )
     for line in self.trained.stderr.splitlines():
       self.assertRegex(line, r'^central: step [12] of 2, loss ')
     self.assertRegex(

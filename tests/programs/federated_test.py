@@ -438,7 +438,11 @@ class FederatedTest(_RunTestCase):
         pipeline=dataclasses.replace(pipeline, front_end=front_end),
     )
     self.assertEqual(results['privacy']['public_model'], public._asdict())
-    self.assertIn('public model whisper-tiny.en (licence MIT, SHA-', printed)
+    self.assertIn(
+        'public model whisper-tiny.en (licence MIT, SHA-',
+        ' '.join(_read(self.file('privacy_report.txt')).split()),
+    )
+    self.assertNotIn('SHA-', printed)
 
   def test_layer_scores_pass_on_the_ledger_of_their_run_and_no_key(self):
     _train(self.run, num_rounds=1)
@@ -507,8 +511,10 @@ class FederatedTest(_RunTestCase):
     self.assertEqual(privacy['epsilon_rdp'], _epsilon(1))
     (other,) = privacy['other_units']
     self.assertEqual((other['privacy_unit'], other['rounds']), ('example', 3))
-    self.assertEqual(printed.count('Privacy report'), 2)
-    self.assertIn('other units', printed)
+    self.assertEqual(printed.count('Privacy of each '), 2)
+    report = _read(self.file('privacy_report.txt'))
+    self.assertEqual(report.count('Privacy report'), 2)
+    self.assertIn('other units', report)
     report = _report(self.run)
     self.assertEqual(
         (report.privacy_unit, report.epsilon), ('speaker', _epsilon(1))
@@ -690,7 +696,11 @@ class LedgerTest(_RunTestCase):
     self.assertEqual(self.charged(second), 5)
     self.assertEqual(results['privacy']['rounds'], 5)
     self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
-    self.assertIn('3 of these rounds belong to runs', printed)
+    self.assertIn('Privacy of each speaker: ', printed)
+    self.assertIn(
+        '3 of these rounds belong to runs',
+        _read(os.path.join(second, 'privacy_report.txt')),
+    )
     self.assertAlmostEqual(
         _report(second).epsilon, _epsilon(5)
     )

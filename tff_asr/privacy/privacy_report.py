@@ -315,10 +315,11 @@ class PrivacyReport:
 
   @property
   def summary(self) -> str:
-    """Verdict, and epsilon by each accountant: two lines a privacy unit."""
+    """Verdict, and epsilon by each accountant, and warnings, a line each."""
     return '\n'.join([
         f'Privacy of each {self.privacy_unit}: {self.verdict}',
         f'Epsilon: {_epsilon_words(self)}',
+        *_warnings(self.notes),
         *(other.summary for other in self.other_units),
     ])
 

@@ -1,6 +1,6 @@
 """A trial step: how long a training step of a model takes on this machine.
 
-    >>> seconds = step_sec(model, feature_dim=80, batch_sec=20.0)
+    seconds = step_sec(model, feature_dim=80, batch_sec=20.0)
 
 A program that knows the number of its steps can say at once how long they will
 take. Features are noise and labels are short: what they are does not change
