@@ -555,7 +555,8 @@ class ScheduleTest(parameterized.TestCase):
       ('empty', '', 'no message'),
   )
   def test_error_of_a_client_keeps_its_cause(self, text, expected):
-    context = _build(max_failed_share=0.5)
+    # One at a time: the second client is the one that fails.
+    context = _build(max_failed_share=0.5, clients_per_device=1)
     error = tf.errors.InvalidArgumentError(None, None, text)
     expected = f'InvalidArgumentError: {expected}$'
     with mock.patch.object(
