@@ -1,4 +1,4 @@
-"""What remains to be run of a study, and their runs.
+"""Programs of a study that remain to be run, and the runs that they make.
 
 Finished work is recognised by the folders below a runs folder, so a study can
 be continued after any interruption.

@@ -35,16 +35,27 @@ def waveform(
     feature_lengths: int32 [B], num_samples.
   """
   samples = tf.cast(waveforms, tf.float32) / _INT16
-  inside = tf.sequence_mask(num_samples, tf.shape(waveforms)[1])
   if not normalize:
+    inside = tf.sequence_mask(num_samples, tf.shape(waveforms)[1])
     return tf.where(inside, samples, 0.0), num_samples
-  # At least 1, so that an utterance without samples stays finite.
-  count = tf.cast(tf.maximum(num_samples, 1), tf.float32)[:, tf.newaxis]
-  features = log_mel.standardize(
+  return standardize(samples, num_samples), num_samples
+
+
+def standardize(samples: tf.Tensor, num_samples: tf.Tensor) -> tf.Tensor:
+  """Shifts and scales each utterance to mean 0 and variance 1.
+
+  Args:
+    samples: float32 [B, N], padded with anything; of variance far above 1e-7.
+    num_samples: int32 [B], samples of each utterance, in [0, N].
+
+  Returns:
+    float32 [B, N], 0 past each utterance's end.
+  """
+  return log_mel.standardize(
       samples,
-      inside,
-      count=count,
+      tf.sequence_mask(num_samples, tf.shape(samples)[1]),
+      # At least 1, so that an utterance without samples stays finite.
+      count=tf.cast(tf.maximum(num_samples, 1), tf.float32)[:, tf.newaxis],
       axes=[1],
       epsilon=log_mel.VARIANCE_EPSILON,  # As in `transformers`.
   )
-  return features, num_samples

@@ -7,7 +7,7 @@ execution context, as in `programs.evaluation`.
 
 from collections.abc import Callable
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -15,6 +15,10 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.metrics import person_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.text import tokenizer as tokenizer_lib
+
+# Sums over utterances: a structure of tensors.
+_Sums = TypeVar('_Sums')
 
 
 class ClientErrors(NamedTuple):
@@ -42,37 +46,77 @@ def build_count(
     model: The model.
     pipeline: Features and batches; also the tokenizer.
   """
-  # An utterance that training repeats still counts once.
-  pipeline = dataclasses.replace(pipeline, repeats=1)
+  pipeline = once(pipeline)
+  sum_batches = build_sum(
+      build_count_batch(model, pipeline.tokenizer), pipeline=pipeline
+  )
 
-  @tf.autograph.experimental.do_not_convert
+  @tf.function(autograph=False)
+  def count_errors(weights, examples):
+    client = pipeline.open_client(
+        pipeline.with_lengths(examples, is_training=False),
+        seed=tf.zeros([2], tf.int32),  # Nothing is random in an evaluation.
+        num_epochs=1,
+    )
+    counts = sum_batches(weights, client, person_errors.PersonErrors.zero())
+    return ClientErrors(client.client_id, counts)
+
+  return count_errors
+
+
+def once(pipeline: pipeline_lib.Pipeline) -> pipeline_lib.Pipeline:
+  """The pipeline with each utterance once, whatever training repeats."""
+  return dataclasses.replace(pipeline, repeats=1)
+
+
+def build_count_batch(
+    model: ctc.CtcModel, tokenizer: tokenizer_lib.Tokenizer
+) -> Callable[
+    [weights_lib.Weights, pipeline_lib.Batch], person_errors.PersonErrors
+]:
+  """Builds the function from weights and a batch to its word errors."""
+
   def count_batch(weights, batch):
     logits, lengths = model.logits(
         weights, batch['features'], batch['feature_lengths']
     )
-    texts = pipeline.tokenizer.decode_batch(ctc.greedy_decode(logits, lengths))
+    texts = tokenizer.decode_batch(ctc.greedy_decode(logits, lengths))
     return person_errors.count(batch['transcript'], texts)
+
+  return count_batch
+
+
+def build_sum(
+    measure: Callable[[weights_lib.Weights, pipeline_lib.Batch], _Sums],
+    *,
+    pipeline: pipeline_lib.Pipeline,
+) -> Callable[
+    [weights_lib.Weights, pipeline_lib.ClientExamples, _Sums], _Sums
+]:
+  """Builds the graph function that adds measurements of a client's batches.
+
+  Args:
+    measure: Measures a batch.
+    pipeline: Examples to batches; see `once`.
+
+  Returns:
+    From weights, a client and sums to which its measurements are added.
+  """
+  measure = tf.autograph.experimental.do_not_convert(measure)
 
   # AutoGraph converts the loops.
   @tf.function
-  def count_errors(weights, examples):
-    # Nothing is random in an evaluation.
-    seed = tf.zeros([2], tf.int32)
-    client = pipeline.open_client(
-        pipeline.with_lengths(examples, is_training=False),
-        seed=seed,
-        num_epochs=1,
-    )
-    counts = person_errors.PersonErrors.zero()
+  def sum_batches(weights, client, sums):
     for chunk_num in tf.range(client.num_chunks):
       chunk = pipeline.pack(
           pipeline.read_chunk(client, chunk_num, is_training=False),
-          seed=seed,
+          # Nothing is drawn from it.
+          seed=client.seed,
           is_training=False,
       )
       for number in tf.range(pipeline_lib.num_batches(chunk)):
         batch = pipeline.slice_batch(chunk, number, is_training=False)
-        counts += count_batch(weights, batch)
-    return ClientErrors(client.client_id, counts)
+        sums = tf.nest.map_structure(tf.add, sums, measure(weights, batch))
+    return sums
 
-  return count_errors
+  return sum_batches

@@ -27,8 +27,8 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import client_evaluation
 from tff_asr.learning import client_update
-from tff_asr.metrics import person_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping
@@ -170,16 +170,10 @@ def word_errors(
     model: ctc.CtcModel, tokenizer: tokenizer_lib.Tokenizer
 ) -> Measure:
   """Measures `errors` and `words` of greedy decoding (`person_errors`)."""
-
-  def measure(weights, batch):
-    logits, lengths = model.logits(
-        weights, batch['features'], batch['feature_lengths']
-    )
-    texts = tokenizer.decode_batch(ctc.greedy_decode(logits, lengths))
-    counts = person_errors.count(batch['transcript'], texts)
-    return collections.OrderedDict(errors=counts.errors, words=counts.words)
-
-  return measure
+  count_batch = client_evaluation.build_count_batch(model, tokenizer)
+  return lambda weights, batch: collections.OrderedDict(
+      count_batch(weights, batch)._asdict()
+  )
 
 
 def _build_client(
@@ -192,9 +186,8 @@ def _build_client(
   take_steps = client_update.build_local_steps(
       model, pipeline, adaptation.local, adaptation.frozen(model.specs)
   )
-  # Evaluation reads each utterance once, whatever training does.
-  evaluated = dataclasses.replace(pipeline, repeats=1)
-  measure = tf.autograph.experimental.do_not_convert(measure)
+  evaluated = client_evaluation.once(pipeline)
+  sum_batches = client_evaluation.build_sum(measure, pipeline=evaluated)
   specs = _measurement_specs(measure, model, evaluated)
   seed = weights_lib.seed_pair(adaptation.seed)
   # 0: the broadcast model. The largest int32 stands for all.
@@ -203,24 +196,11 @@ def _build_client(
       for number in adaptation.num_utterances
   )]
 
-  @tf.function
   def evaluate(weights, client):
-    totals = tf.nest.map_structure(
+    zeros = tf.nest.map_structure(
         lambda spec: tf.zeros(spec.shape, spec.dtype), specs
     )
-    for chunk_num in tf.range(client.num_chunks):
-      chunk = evaluated.pack(
-          evaluated.read_chunk(client, chunk_num, is_training=False),
-          # Nothing is drawn from it.
-          seed=client.seed,
-          is_training=False,
-      )
-      for number in tf.range(pipeline_lib.num_batches(chunk)):
-        batch = evaluated.slice_batch(chunk, number, is_training=False)
-        totals = tf.nest.map_structure(
-            tf.add, totals, measure(weights, batch)
-        )
-    return totals
+    return sum_batches(weights, client, zeros)
 
   @tf.function
   def adapt(weights, client):

@@ -1,4 +1,4 @@
-"""What people gain by a change of the model: word errors before and after.
+"""Word error rates of people before and after a change of the model.
 
     >>> before, after = [3, 1, 0, 2], [1, 1, 1, 2]
     >>> found = summarize(before, after, words=[10, 10, 10, 10])
@@ -7,8 +7,8 @@
     >>> found.share_better, found.share_worse
     (0.25, 0.25)
 
-A mean hides for whom a model fails, and who loses by a change: deciles and the
-worst tenth show the first, and `share_worse` shows the second.
+A mean hides the people for whom a model fails, and those who lose by a change:
+deciles and the worst tenth show the first, and `share_worse` shows the second.
 """
 
 from collections.abc import Sequence

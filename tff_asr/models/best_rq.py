@@ -25,6 +25,7 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.features import span_masks
+from tff_asr.features import waveform
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import layers
 from tff_asr.models import quantizer as quantizer_lib
@@ -65,14 +66,7 @@ def _log_mel_of_waveforms(
     waveforms: tf.Tensor, num_samples: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Log-mel features of waveforms float32 [B, T, 1] of any scale."""
-  samples = log_mel.standardize(
-      waveforms[:, :, 0],
-      tf.sequence_mask(num_samples, tf.shape(waveforms)[1]),
-      # At least 1, so that an utterance without samples stays finite.
-      count=tf.cast(tf.maximum(num_samples, 1), tf.float32)[:, tf.newaxis],
-      axes=[1],
-      epsilon=log_mel.VARIANCE_EPSILON,
-  )
+  samples = waveform.standardize(waveforms[:, :, 0], num_samples)
   return log_mel.log_mel(_SPEECH_STDDEV * samples, num_samples)
 
 

@@ -229,7 +229,7 @@ def _plan(
       *contents.rounds,
       accounting.RoundGroup(sampling=sampling, noise_multiplier=1.0),
   ])
-  delta = settings.delta or _delta_of_run(run)
+  delta = settings.delta or run_dir.read_delta(run)
   if delta is None:
     delta = privacy_report.delta_or_default(None, contents.rounds)
   noise_multiplier = calibration.noise_multiplier_for_epsilon(
@@ -262,22 +262,6 @@ def _plan(
         f'{needed:.2g}, or evaluate more people.'
     )
   return _Plan(noise_multiplier, delta, half_width)
-
-
-def _delta_of_run(run: str) -> Optional[float]:
-  """Delta of a run's privacy report, if it has one."""
-  fields = _report_fields(run)
-  return None if fields is None else float(fields['delta'])
-
-
-def _report_fields(run: str) -> Optional[dict[str, Any]]:
-  """The fields of a run's privacy report; None if there is none."""
-  try:
-    return files.parse_json(
-        files.read(os.path.join(run, run_dir.PRIVACY_REPORT_JSON))
-    )
-  except FileNotFoundError:
-    return None
 
 
 async def _run_rounds(
@@ -383,7 +367,7 @@ def _update_privacy_report(
     run: str, ledger: ledger_lib.Ledger, *, delta: float
 ) -> None:
   """Writes the run's privacy report again, with the evaluation."""
-  before = _report_fields(run)
+  before = run_dir.read_privacy_report(run)
   details = before and privacy_report.TrainingDetails.of_fields(before)
   report = privacy_report.of_ledger(
       ledger.contents, delta=delta, details=details

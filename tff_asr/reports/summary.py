@@ -1,4 +1,4 @@
-"""What the quickstart shows of its runs: a table, speakers, transcripts.
+"""Tables of error rates and speakers, and transcripts, for the quickstart.
 
 Of each run the word error rate decoded greedily and with a language model, and
 the differences of both from one run, the baseline, by a paired bootstrap over

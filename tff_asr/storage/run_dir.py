@@ -29,7 +29,6 @@ from collections.abc import Mapping
 import contextlib
 import difflib
 import hashlib
-import json
 import os
 import re
 import socket
@@ -516,16 +515,31 @@ def read_delta(run: str) -> float | None:
   Raises:
     ValueError: The file is damaged.
   """
-  path = os.path.join(run, PRIVACY_REPORT_JSON)
-  if not os.path.exists(path):
+  try:
+    fields = read_privacy_report(run)
+    return None if fields is None else float(fields['delta'])
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+        f'{os.path.join(run, PRIVACY_REPORT_JSON)} is damaged: give --delta in '
+        'its place.'
+    ) from error
+
+
+def read_privacy_report(run: str) -> dict[str, object] | None:
+  """The fields of a run's privacy report; None if there is none.
+
+  Args:
+    run: The run's folder.
+
+  Raises:
+    ValueError: It is not JSON.
+  """
+  try:
+    return files.parse_json(
+        files.read(os.path.join(run, PRIVACY_REPORT_JSON))
+    )
+  except FileNotFoundError:
     return None
-  with open(path, encoding='utf-8') as f:
-    try:
-      return float(json.load(f)['delta'])
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(
-          f'{path} is damaged: give --delta in its place.'
-      ) from error
 
 
 def macros_of_text(configuration: str) -> dict[str, str]:
