@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 import fractions
 import os
 import shutil
+import sys
 from typing import Any
 
 from absl import flags
@@ -134,6 +135,7 @@ def _write_shards(
       total=len(source.offsets) * len(speeds),
       initial=num_done,
       unit=' utterances',
+      disable=not sys.stderr.isatty(),
   ) as bar:
     for number in range(len(partial.entries), len(source.corpus.shards)):
       path = os.path.join(partial.folder, index.shard_name(number))
