@@ -173,8 +173,9 @@ def _build(
     front_end = features.of_model(name=name)
     encoder = layer_mix.build(front_end=front_end)
   else:
-    front_end = adapted.front_end(name=name)
-    encoder = layer_mix.build_on(encoder=adapted.whole(name=name))
+    public_encoder = adapted.load(name=name)
+    front_end = adapted.front_end(public_encoder)
+    encoder = layer_mix.build_on(encoder=adapted.whole(public_encoder))
   tokenizer = tokenizer_lib.CharTokenizer()
   return ctc.build(encoder=encoder, tokenizer=tokenizer), front_end
 

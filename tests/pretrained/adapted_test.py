@@ -14,6 +14,7 @@ from tests import fakes
 from tests import reference_ssl
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
+from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -59,7 +60,7 @@ class _TestCase(cases.TestCase):
   def inputs(self, folder: str) -> tuple[tf.Tensor, tf.Tensor]:
     """Inputs of a model for two utterances, one of them padded."""
     waveforms = np.random.default_rng(1).integers(-9999, 9999, [2, 4000])
-    return adapted.front_end(name=folder).features(
+    return _front_end(folder).features(
         tf.constant(waveforms, tf.int16), tf.constant([4000, 2500])
     )
 
@@ -96,14 +97,22 @@ def _adapter(weights: weights_lib.Weights, inputs: np.ndarray) -> np.ndarray:
   return inputs + np.maximum(normed @ down + bias_down, 0) @ up + bias_up
 
 
-def _build(kind: str, folder: str, **options) -> encoder_lib.Encoder:
+def _build(
+    kind: str, folder: str, public: dict[str, object] | None = None, **options
+) -> encoder_lib.Encoder:
   own = {
       'adapters': dict(adapter_dim=3),
       'last_blocks': dict(num_blocks=1),
       'lora': dict(rank=2),
       'whole': {},
   }
-  return getattr(adapted, kind)(name=folder, **own[kind] | options)
+  return getattr(adapted, kind)(
+      adapted.load(name=folder, **public or {}), **own[kind] | options
+  )
+
+
+def _front_end(folder: str) -> front_end_lib.FrontEnd:
+  return adapted.front_end(adapted.load(name=folder))
 
 
 class PretrainingTest(_TestCase):
@@ -111,10 +120,10 @@ class PretrainingTest(_TestCase):
 
   def model(self, family: str, **options) -> best_rq.BestRqModel:
     folder = self.write(family)
-    self.front_end = adapted.front_end(name=folder)
+    self.front_end = _front_end(folder)
     inputs = 'features' if family == 'whisper' else 'waveforms'
     return best_rq.build(
-        encoder=adapted.whole(name=folder),
+        encoder=adapted.whole(adapted.load(name=folder)),
         quantizer=quantizer_lib.RandomProjectionQuantizer(
             num_codes=31,
             code_dim=4,
@@ -202,7 +211,7 @@ class PretrainingTest(_TestCase):
     with self.assertRaisesRegex(ValueError, 'num_stacked must be'):
       folder = self.write('wav2vec2_20_ms')
       best_rq.build(
-          encoder=adapted.whole(name=folder),
+          encoder=adapted.whole(adapted.load(name=folder)),
           quantizer=quantizer_lib.RandomProjectionQuantizer(num_stacked=4),
           inputs='waveforms',
       )
@@ -380,18 +389,18 @@ class EncoderTest(_TestCase):
     )
 
   def test_the_front_end_knows_the_longest_utterance(self):
-    front_end = adapted.front_end(name=self.write())
+    front_end = _front_end(self.write())
     self.assertAlmostEqual(front_end.max_duration_sec, 200 * 0.02)
     self.assertEqual(front_end.feature_dim, 6)
     self.assertLen(front_end.public_model.sha256, 64)
-    front_end = adapted.front_end(name=self.write('wav2vec2_base'))
+    front_end = _front_end(self.write('wav2vec2_base'))
     self.assertEqual((front_end.feature_dim, front_end.frame_shift), (1, 1))
     self.assertEqual(front_end.public_model.source, 'a folder')
     # Kernels of 5, 3 and 2 with strides of 3, 2 and 1.
     self.assertEqual(front_end.placeholder_frames, 5 + 3 * (3 - 1 + 2))
 
   def test_dropout_is_the_encoders(self):
-    encoder = _build('lora', folder := self.write(), dropout=0.3)
+    encoder = _build('lora', folder := self.write(), dict(dropout=0.3))
     inputs, weights = self.inputs(folder), _initial(encoder)
     run = lambda seed: encoder.apply(weights, *inputs, seed)[0].numpy()
     first = run(tf.constant(_SEED))
@@ -405,8 +414,8 @@ class EncoderTest(_TestCase):
       (dict(matrices='wqk$'), "matrices 'wqk\\$' is in no name"),
       (dict(matrices='bqkv'), 'block_00/bqkv, which is no matrix'),
       (dict(matrices='positions'), 'front/positions, which is no matrix'),
-      (dict(sha256='0' * 64), 'has the SHA-256 .*, not 0000'),
-      (dict(dropout=1.0), 'dropout'),
+      (dict(public=dict(sha256='0' * 64)), 'has the SHA-256 .*, not 0000'),
+      (dict(public=dict(dropout=1.0)), 'dropout'),
   )
   def test_bad_settings_of_lora_are_named(self, options, message):
     folder = self.write()
@@ -428,7 +437,7 @@ def _model(folder: str, kind: str = 'lora') -> ctc.CtcModel:
 
 
 def _pipeline(model: ctc.CtcModel, folder: str) -> pipeline_lib.Pipeline:
-  return fakes.tiny_pipeline(model, front_end=adapted.front_end(name=folder))
+  return fakes.tiny_pipeline(model, front_end=_front_end(folder))
 
 
 def _process(

@@ -81,8 +81,9 @@ def _encoder(
     front_end = features.of_model(name=name)
     return layer_mix.build(front_end=front_end, dim=8), front_end
   own = {'adapters': dict(adapter_dim=3), 'lora': dict(rank=2)}[kind]
-  below = getattr(adapted, kind)(name=name, **own)
-  front_end = adapted.front_end(name=name)
+  public_encoder = adapted.load(name=name)
+  below = getattr(adapted, kind)(public_encoder, **own)
+  front_end = adapted.front_end(public_encoder)
   return layer_mix.build_on(encoder=below, dim=8, dropout=0.2), front_end
 
 

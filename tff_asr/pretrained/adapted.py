@@ -1,6 +1,6 @@
 """Encoders of public models that a run trains, in part or as a whole.
 
-    encoder = lora(name='whisper-tiny.en', rank=8)
+    encoder = lora(load(name='whisper-tiny.en'), rank=8)
 
 `adapters` trains a small MLP after each block, `lora` a low-rank change of some
 matrices, `last_blocks` the last blocks, `whole` all weights. Public tensors
@@ -23,7 +23,7 @@ more copy of it. With (x A) B that part would cost rank (K + N) / (K N) of it.
   B: batch size. N: samples. T: feature frames. F: features of a frame.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import re
@@ -54,19 +54,69 @@ _POSITIONS = 'front/positions'
 _ADDED = re.compile(r'/(lora_[ab]|adapter/(bias_)?(down|up))$')
 
 
-def front_end(
-    *, name: str, sha256: Optional[str] = None
-) -> front_end_lib.FrontEnd:
-  """The front end that computes a public model's own inputs.
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicEncoder:
+  """The encoder of a public model, whose weights lie in files.
+
+  Attributes:
+    model: The model, without its weights.
+    tensors: Its weights.
+    options: Keyword arguments of the encoder's builder besides those of the
+      public model.
+  """
+
+  model: public_model.PublicModel
+  tensors: encoder_lib.FrozenTensors
+  options: Mapping[str, float | str]
+
+  def build(self, **more: int) -> encoder_lib.Encoder:
+    """Builds it with `options` and more of them."""
+    encoder = _BUILDERS[self.model.family](
+        **self.model.settings, **self.options, **more
+    )
+    if self.model.front_end != public_model.WAVEFORM:
+      return encoder
+    # `front_end` gives each sample a dimension of features.
+    flat = lambda function: lambda weights, features, *rest: function(
+        weights, features[:, :, 0], *rest
+    )
+    return dataclasses.replace(
+        encoder,
+        apply=flat(encoder.apply),
+        layer_outputs=flat(encoder.layer_outputs),
+    )
+
+
+def load(
+    *,
+    name: str,
+    sha256: Optional[str] = None,
+    dropout: float = 0.0,
+    layer_drop: float = 0.0,
+    activation_dtype: str = 'float32',
+) -> PublicEncoder:
+  """Loads the encoder of a public model, to train parts of it.
 
   Args:
     name: Name or folder of the model; see `sources.load`.
     sha256: Digest that the file of weights must have; None: any.
+    dropout: Rate in the encoder.
+    layer_drop: Probability that training skips a block.
+    activation_dtype: 'float32' or 'bfloat16' in the blocks.
 
   Raises:
     ValueError: As `sources.load`, or another digest.
   """
-  public, _ = _load(name, sha256)
+  model, tensors = _load(name, sha256)
+  options = dict(
+      dropout=dropout, layer_drop=layer_drop, activation_dtype=activation_dtype
+  )
+  return PublicEncoder(model, tensors, options)
+
+
+def front_end(public_encoder: PublicEncoder) -> front_end_lib.FrontEnd:
+  """The front end that computes a public model's own inputs."""
+  public = public_encoder.model
   settings = public.front_end_settings
   if public.front_end == public_model.WHISPER_LOG_MEL:
     return dataclasses.replace(
@@ -93,11 +143,10 @@ def front_end(
 
 
 def output_lengths(
-    *, name: str, sha256: Optional[str] = None
+    public_encoder: PublicEncoder,
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """The `Encoder.output_lengths` of a public model; see `front_end`."""
-  public, _ = _load(name, sha256)
-  return public.encoder.output_lengths
+  """The `Encoder.output_lengths` of a public model."""
+  return public_encoder.model.encoder.output_lengths
 
 
 def keeps_outputs(name: str, spec: weights_lib.WeightSpec) -> bool:
@@ -114,156 +163,99 @@ def keeps_outputs(name: str, spec: weights_lib.WeightSpec) -> bool:
 
 
 def adapters(
-    *,
-    name: str,
-    adapter_dim: int,
-    sha256: Optional[str] = None,
-    dropout: float = 0.0,
-    layer_drop: float = 0.0,
-    activation_dtype: str = 'float32',
+    public_encoder: PublicEncoder, *, adapter_dim: int
 ) -> encoder_lib.Encoder:
   """An encoder with a trained adapter after each block; see `models.adapter`.
 
   Args:
-    name: As for `last_blocks`.
+    public_encoder: The public encoder.
     adapter_dim: Width of the bottlenecks.
-    sha256: As for `last_blocks`.
-    dropout: As for `last_blocks`.
-    layer_drop: As for `last_blocks`.
-    activation_dtype: As for `last_blocks`.
 
   Raises:
-    ValueError: As `last_blocks`, or adapter_dim is not positive.
+    ValueError: adapter_dim is not positive, or a rate is out of its range.
   """
   checks.positive_int(adapter_dim=adapter_dim)
-  encoder, tensors = _encoder(
-      name,
-      sha256,
-      dropout=dropout,
-      layer_drop=layer_drop,
-      activation_dtype=activation_dtype,
-      adapter_dim=adapter_dim,
+  encoder = public_encoder.build(adapter_dim=adapter_dim)
+  specs = weights_lib.without(public_encoder.tensors, encoder.specs)
+  return encoder_lib.with_frozen_tensors(
+      encoder, public_encoder.tensors, specs=specs
   )
-  specs = weights_lib.without(tensors, encoder.specs)
-  return encoder_lib.with_frozen_tensors(encoder, tensors, specs=specs)
 
 
 def last_blocks(
-    *,
-    name: str,
-    num_blocks: int,
-    sha256: Optional[str] = None,
-    dropout: float = 0.0,
-    layer_drop: float = 0.0,
-    activation_dtype: str = 'float32',
+    public_encoder: PublicEncoder, *, num_blocks: int
 ) -> encoder_lib.Encoder:
   """An encoder of which the last blocks and a norm after them are trained.
 
   Args:
-    name: Name or folder of the model; see `sources.load`.
+    public_encoder: The public encoder.
     num_blocks: Blocks to train, at least 1.
-    sha256: Digest that the file of weights must have; None: any.
-    dropout: Rate in the encoder.
-    layer_drop: Probability that training skips a block.
-    activation_dtype: 'float32' or 'bfloat16' in the blocks.
 
   Raises:
-    ValueError: As `sources.load`, another digest, there are fewer blocks, or a
-      rate is out of its range.
+    ValueError: There are fewer blocks, or a rate is out of its range.
   """
-  encoder, tensors = _encoder(
-      name,
-      sha256,
-      dropout=dropout,
-      layer_drop=layer_drop,
-      activation_dtype=activation_dtype,
-  )
+  encoder = public_encoder.build()
   blocks = encoder_lib.block_names(encoder)
   checks.positive_int(num_blocks=num_blocks)
   checks.in_range(1, len(blocks), num_blocks=num_blocks)
   trained = (*blocks[-num_blocks:], 'norm')
   return _train(
-      encoder, tensors, lambda name: name.partition('/')[0] in trained
+      encoder,
+      public_encoder.tensors,
+      lambda name: name.partition('/')[0] in trained,
   )
 
 
-def whole(
-    *,
-    name: str,
-    sha256: Optional[str] = None,
-    dropout: float = 0.0,
-    layer_drop: float = 0.0,
-    activation_dtype: str = 'float32',
-) -> encoder_lib.Encoder:
+def whole(public_encoder: PublicEncoder) -> encoder_lib.Encoder:
   """An encoder of which all is trained, except Whisper's positions.
 
-  Args and Raises: As for `last_blocks`.
+  Args:
+    public_encoder: The public encoder.
+
+  Raises:
+    ValueError: A rate is out of its range.
   """
-  encoder, tensors = _encoder(
-      name,
-      sha256,
-      dropout=dropout,
-      layer_drop=layer_drop,
-      activation_dtype=activation_dtype,
+  return _train(
+      public_encoder.build(),
+      public_encoder.tensors,
+      lambda name: name != _POSITIONS,
   )
-  return _train(encoder, tensors, lambda name: name != _POSITIONS)
 
 
 def lora(
+    public_encoder: PublicEncoder,
     *,
-    name: str,
     rank: int,
     scale: float = 1.0,
     matrices: str = ATTENTION_MATRICES,
-    sha256: Optional[str] = None,
-    dropout: float = 0.0,
-    layer_drop: float = 0.0,
-    activation_dtype: str = 'float32',
 ) -> encoder_lib.Encoder:
   """An encoder whose matrices get a trained change of low rank.
 
   Args:
-    name: As for `last_blocks`.
+    public_encoder: The public encoder.
     rank: Rank of the change, below both sizes of each matrix.
     scale: Factor of A B, positive; alpha / rank in the paper.
     matrices: Regular expression, found in the names of the matrices. A block
       has `wqkv` (queries, keys and values), `wf`, `w1` and `w2`.
-    sha256: As for `last_blocks`.
-    dropout: As for `last_blocks`.
-    layer_drop: As for `last_blocks`.
-    activation_dtype: As for `last_blocks`.
 
   Returns:
     An `encoder.Encoder` with weights `NAME/lora_a` and `NAME/lora_b` for each
     matrix.
 
   Raises:
-    ValueError: As `last_blocks`, the pattern names no tensor or one that is no
-      matrix, or scale or rank is out of its range.
+    ValueError: The pattern names no tensor or one that is no matrix, or scale,
+      rank or a rate is out of its range.
   """
   checks.positive_int(rank=rank)
   checks.positive(scale=scale)
-  encoder, tensors = _encoder(
-      name,
-      sha256,
-      dropout=dropout,
-      layer_drop=layer_drop,
-      activation_dtype=activation_dtype,
-  )
-  chosen = [each for each in sorted(tensors) if re.search(matrices, each)]
-  if not chosen:
-    raise ValueError(f'matrices {matrices!r} is in no name of a tensor.')
+  tensors = public_encoder.tensors
+  chosen = _matrices(tensors, matrices)
   specs = {}
   for each in chosen:
-    shape = tensors[each].shape
-    # Positions have two dimensions, too, and multiply nothing.
-    if len(shape) != 2 or each == _POSITIONS:
-      raise ValueError(
-          f'matrices {matrices!r} names {each}, which is no matrix.'
-      )
-    checks.in_range(1, min(shape) - 1, rank=rank)
-    specs[f'{each}/lora_a'] = weights_lib.matrix_spec(shape[0], rank)
-    specs[f'{each}/lora_b'] = weights_lib.WeightSpec((rank, shape[1]))
+    num_rows, num_columns = tensors[each].shape
+    checks.in_range(1, min(num_rows, num_columns) - 1, rank=rank)
+    specs[f'{each}/lora_a'] = weights_lib.matrix_spec(num_rows, rank)
+    specs[f'{each}/lora_b'] = weights_lib.WeightSpec((rank, num_columns))
 
   def change(name: str) -> encoder_lib.Merge:
     return lambda matrix, weights: matrix + scale * tf.matmul(
@@ -271,11 +263,25 @@ def lora(
     )
 
   return encoder_lib.with_frozen_tensors(
-      encoder,
+      public_encoder.build(),
       tensors,
       specs=specs,
       merge={each: change(each) for each in chosen},
   )
+
+
+def _matrices(tensors: encoder_lib.FrozenTensors, pattern: str) -> list[str]:
+  """Names of the matrices that match; raises ValueError for other tensors."""
+  chosen = [each for each in sorted(tensors) if re.search(pattern, each)]
+  if not chosen:
+    raise ValueError(f'matrices {pattern!r} is in no name of a tensor.')
+  for each in chosen:
+    # Positions have two dimensions, too, and multiply nothing.
+    if len(tensors[each].shape) != 2 or each == _POSITIONS:
+      raise ValueError(
+          f'matrices {pattern!r} names {each}, which is no matrix.'
+      )
+  return chosen
 
 
 def _train(
@@ -292,25 +298,6 @@ def _train(
   return encoder_lib.with_frozen_tensors(
       encoder, weights_lib.without(specs, tensors), specs=specs
   )
-
-
-def _encoder(
-    name: str, sha256: Optional[str], **options: float | str
-) -> tuple[encoder_lib.Encoder, encoder_lib.FrozenTensors]:
-  """A public model's encoder with other options, and its tensors."""
-  public, tensors = _load(name, sha256)
-  encoder = _BUILDERS[public.family](**public.settings, **options)
-  if public.front_end == public_model.WAVEFORM:
-    # See `front_end`.
-    flat = lambda function: lambda weights, features, *rest: function(
-        weights, features[:, :, 0], *rest
-    )
-    encoder = dataclasses.replace(
-        encoder,
-        apply=flat(encoder.apply),
-        layer_outputs=flat(encoder.layer_outputs),
-    )
-  return encoder, tensors
 
 
 # Each part of a configuration that names the model loads it.

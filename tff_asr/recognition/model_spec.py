@@ -47,6 +47,7 @@ BUILDERS: Mapping[str, Callable[..., object]] = {
         adapted.adapters,
         adapted.front_end,
         adapted.last_blocks,
+        adapted.load,
         adapted.lora,
         adapted.output_lengths,
         adapted.whole,
