@@ -117,6 +117,7 @@ class DemoTest(cases.TestCase):
     self.assertEqual((seed['test_wer'], seed['test_speakers']), ('66.7', '2'))
     self.assertEqual(seed['test_wer_with_lm'], '')
     self.assertEqual((seed['epsilon'], seed['is_private']), ('', False))
+    self.assertEqual((seed['is_public'], private['is_public']), (True, False))
     self.assertEqual((private['test_wer'], private['dev_wer']), ('', '40.0'))
     self.assertEqual(
         (private['epsilon'], private['delta'], private['is_private']),
@@ -243,7 +244,7 @@ class DemoTest(cases.TestCase):
       (_, *first), (_, *second) = browser.run(lines)
       self.assertIn('one two too', ' '.join(first))
       self.assertIn('1 of 2 words (50 %)', first)
-      self.assertIn('NOT PRIVATE', first)
+      self.assertIn('public data', first)
       self.assertIn('epsilon 2.5 (delta 0.001)', second)
       browser.click('#record')
       recording = 'return document.querySelector("#record").innerText'

@@ -54,6 +54,19 @@ class RunsTest(cases.TestCase):
     self.assertEqual(run.scores[runs.CER]['ann'], (1, 0, 0, 16))
     self.assertNotIn(runs.WER_WITH_LM, run.scores)
 
+  def test_data_of_a_central_run_without_a_ledger_are_public(self):
+    folder = self.write('seed', **run_folders.SEED)
+    (seed,) = runs.read([folder])
+    self.assertTrue(seed.is_public)
+    # A private run in progress: its report is still to be written.
+    pathlib.Path(folder, 'ledger.jsonl').write_text('')
+    (private,) = runs.read([folder])
+    self.assertFalse(private.is_public)
+    (federated,) = runs.read(
+        [self.write('federated', settings={'NUM_ROUNDS': '3'})]
+    )
+    self.assertFalse(federated.is_public)
+
   def test_a_decoding_with_a_language_model_is_read(self):
     run = run_folders.read(
         self.path('run'), errors={'ann': (1, 4)}, errors_with_lm={'ann': (0, 4)}

@@ -48,7 +48,7 @@ class TablesTest(cases.TestCase):
         # Four characters a word, and one wrong one in a wrong word.
         'CER %': ['17.5', '10.0 +- 3.5', '20.0'],
         'epsilon': ['', 'infinite', ''],
-        'private': ['', 'NOT PRIVATE', ''],
+        'private': ['public data', 'NOT PRIVATE', 'public data'],
         'cohort of population': ['', '10 of 100', ''],
         'noise multiplier': ['', '0.1', ''],
         'seconds': ['10', '20', ''],
@@ -113,6 +113,7 @@ class TablesTest(cases.TestCase):
             'rounds or steps': '5',
             'dev loss': '4.250',
             'masked accuracy %': '12.5 (most frequent 5.0)',
+            'private': 'public data',
             's a round or step': '3.00',
             'seconds': '1',
         },

@@ -153,6 +153,7 @@ def describe(row: tables.Row) -> dict[str, str | bool]:
       'epsilon': tables.epsilon(row),
       'delta': '' if run.privacy is None else f'{run.privacy["delta"]:g}',
       'is_private': run.privacy is not None and run.privacy['private'],
+      'is_public': run.is_public,
   }
 
 

@@ -153,6 +153,16 @@ class Run:
     return None if self.privacy is None else float(self.privacy['epsilon'])
 
   @property
+  def is_public(self) -> bool:
+    """Returns whether its training data count as public.
+
+    A central run without a ledger gives no guarantee, so its data must be
+    public.
+    """
+    has_ledger = os.path.exists(os.path.join(self.path, run_dir.LEDGER))
+    return self.unit == 'step' and not has_ledger and not self.privacy_report
+
+  @property
   def rounds(self) -> Rounds | dict[str, Never]:
     """Returns the last rounds of its privacy report; empty without one."""
     # The last: those before are of seed models.

@@ -406,6 +406,8 @@ def _progress(row: Row) -> str:
 
 
 def _private(row: Row) -> str:
+  if all(run.is_public for run in row.runs):
+    return 'public data'
   if not any(run.privacy_report for run in row.runs):
     return ''
   is_private = all(run.privacy and run.privacy['private'] for run in row.runs)
