@@ -17,22 +17,13 @@ import functools
 
 from absl import flags
 
+import configuration
+
 from tff_asr import config
 from tff_asr.programs import evaluation
 from tff_asr.programs import private_evaluation
 
-_GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', [], 'Configuration file; later ones win. Required.'
-)
-_GIN_PARAM = flags.DEFINE_multi_string(
-    'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
-)
-_PRETRAINED = flags.DEFINE_string(
-    'pretrained',
-    None,
-    'Name or folder of the public model of the runs; sets PRETRAINED of the '
-    'configuration.',
-)
+flags.adopt_module_key_flags(configuration)
 _PRIVATE = flags.DEFINE_bool(
     'private',
     False,
@@ -42,17 +33,13 @@ _PRIVATE = flags.DEFINE_bool(
 
 
 def main(_) -> None:
-  configured = dict(
-      gin_files=_GIN_FILE.value,
-      gin_params=_GIN_PARAM.value
-      + config.public_model_params(_GIN_FILE.value, _PRETRAINED.value),
-  )
+  chosen = configuration.from_flags()
   if _PRIVATE.value:
-    build = config.bind(private_evaluation.PrivateEvaluation, **configured)
+    build = config.bind(private_evaluation.PrivateEvaluation, **chosen)
     launch.run_async(private_evaluation.evaluate(build()))
-    return
-  evaluate_runs = config.bind(evaluation.evaluate, **configured)
-  evaluate_runs()
+  else:
+    evaluate_runs = config.bind(evaluation.evaluate, **chosen)
+    evaluate_runs()
 
 
 if __name__ == '__main__':

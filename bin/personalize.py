@@ -18,22 +18,17 @@ import functools
 
 from absl import flags
 
+import configuration
+
 from tff_asr import config
 from tff_asr.programs import personalization
 
-_GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', [], 'Configuration file; later ones win. Required.'
-)
-_GIN_PARAM = flags.DEFINE_multi_string(
-    'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
-)
+flags.adopt_module_key_flags(configuration)
 
 
 def main(_) -> None:
   personalize = config.bind(
-      personalization.personalize,
-      gin_files=_GIN_FILE.value,
-      gin_params=_GIN_PARAM.value,
+      personalization.personalize, **configuration.from_flags()
   )
   launch.run_async(personalize())
 

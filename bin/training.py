@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from absl import flags
 
+import configuration
+
 from tff_asr import config
 from tff_asr import launch
 from tff_asr.programs import dry_run
@@ -21,17 +23,6 @@ _OUTPUT_DIR = flags.DEFINE_string(
     None,
     'Folder of the run; an unfinished run there continues. Required.',
 )
-_GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', [], 'Configuration file; later ones win. Required.'
-)
-_GIN_PARAM = flags.DEFINE_multi_string(
-    'gin_param', [], "Override such as 'SEED = 2'."
-)
-_PRETRAINED = flags.DEFINE_string(
-    'pretrained',
-    None,
-    'Name or folder of a public model; sets PRETRAINED of the configuration.',
-)
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run',
     False,
@@ -41,6 +32,8 @@ _VERBOSE = flags.DEFINE_bool(
     'verbose', False, 'With --dry_run: print the configuration, too.'
 )
 flags.mark_flag_as_required('output_dir')
+# Those that import this module show its flags, and these, too.
+flags.adopt_module_key_flags(configuration)
 
 
 def main(
@@ -84,10 +77,7 @@ def run(
   if _DRY_RUN.value and describe is None:
     raise ValueError('this program has no --dry_run.')
   hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
-  params = _GIN_PARAM.value + config.public_model_params(
-      _GIN_FILE.value, _PRETRAINED.value
-  )
-  bound = config.bind(program, gin_files=_GIN_FILE.value, gin_params=params)
+  bound = config.bind(program, **configuration.from_flags())
   built = bound(
       output_dir=_OUTPUT_DIR.value,
       configuration=config.text(),

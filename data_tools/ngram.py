@@ -307,5 +307,7 @@ if __name__ == '__main__':
   _EPSILON = flags.DEFINE_float(
       'epsilon', None, 'Of the counts of --private_input alone.'
   )
-  _DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
+  _DELTA = flags.DEFINE_float(
+      'delta', None, "By default that of the run's privacy report."
+  )
   launch.run(_main)

@@ -150,8 +150,9 @@ SHARED_WITH_DATA_TOOLS = (
 
 # Folders outside tff_asr: the modules and libraries that each may import.
 OUTSIDE: dict[str, tuple[str, ...]] = {
-    # Python finds bin/training.py in a program's own folder.
-    'bin': ('absl', 'tff_asr', 'training'),
+    # Python finds bin/configuration.py and bin/training.py in a program's own
+    # folder.
+    'bin': ('absl', 'configuration', 'tff_asr', 'training'),
     'data_tools': (
         'absl',
         'anyascii',

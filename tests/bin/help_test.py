@@ -10,7 +10,7 @@ from tests.bin import programs
 _PROGRAMS = [
     path.relative_to(programs.ROOT).as_posix()
     for path in sorted((programs.ROOT / 'bin').glob('*.py'))
-    if path.name != 'training.py'
+    if path.name not in ('configuration.py', 'training.py')
 ]
 _CONVERTERS = [
     f'data_tools.{name}'
@@ -45,6 +45,7 @@ class HelpTest(parameterized.TestCase):
       self.assertIn('\n  --[no]dry_run: ', shown.stdout)
     if program in _SETTINGS:
       self.assertIn(f'\n  {_SETTINGS[program]}', shown.stdout)
+      self.assertIn('\n  --pretrained: ', shown.stdout)
     if 'quickstart' in program:
       return  # Without flags it would begin.
     words = ' '.join(shown.stdout.split())

@@ -50,11 +50,6 @@ class CountTest(parameterized.TestCase):
           (expected.errors, expected.words),
       )
 
-  def test_counts_add_up(self):
-    one = person_errors.count(tf.constant(['a b']), tf.constant(['a']))
-    total = person_errors.PersonErrors.zero() + one + one
-    self.assertEqual((int(total.errors), int(total.words)), (2, 4))
-
   def test_runs_in_the_native_runtime(self):
     tff.backends.native.set_sync_local_cpp_execution_context()
 

@@ -113,6 +113,25 @@ class CountReleaseTest(cases.TestCase):
     ledger_lib.read(path, head=released.head)
     self.assertEqual(released.head.count, 4)
 
+  def test_the_privacy_report_of_the_run_covers_the_counts(self):
+    details = privacy_report.TrainingDetails(
+        l2_norm_clip=0.5, public_inputs=('the dev set',)
+    )
+    before = privacy_report.of_ledger(
+        run_dir.read_ledger(self.run), delta=1e-6, details=details
+    )
+    run_dir.write_privacy_report(self.run, before)
+    # At the delta of the run, since none is given.
+    released = self.release(delta=None)
+    self.assertEqual(released.delta, 1e-6)
+    after = run_dir.read_privacy_report(self.run)
+    self.assertEqual(
+        (after['rounds'], after['releases'], after['l2_norm_clip']),
+        (4, {'counts': 1}, 0.5),
+    )
+    self.assertGreater(after['epsilon'], before.epsilon)
+    self.assertEqual(released.report.details, details)
+
   def test_each_speaker_is_scaled_to_norm_1(self):
     query = queries.PerLayerClipSumQuery(
         tf.TensorSpec([5]), l2_norm_clip=1.0, noise_multiplier=1.0
@@ -179,6 +198,7 @@ class CountReleaseTest(cases.TestCase):
             dict(speakers=[('ann', np.array([1, 1]), np.array([1, 1]))]),
         ),
         ('epsilon must be positive', dict(epsilon=0.0)),
+        ('delta must be positive', dict(delta=0.0)),
         ('at most 67,108,864', dict(num_elements=2**26 + 1)),
     ):
       with self.assertRaisesRegex(ValueError, message):

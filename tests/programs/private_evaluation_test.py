@@ -209,6 +209,7 @@ class PrivateEvaluationTest(cases.TestCase):
       ('everyone_twice', dict(num_rounds=2), 'NUM_ROUNDS is 2, but everyone'),
       ('two_runs', dict(runs=['a', 'b']), 'RUNS must name one run'),
       ('no_epsilon', dict(epsilon=0.0), 'epsilon must be'),
+      ('no_delta', dict(delta=0.0), 'delta must be positive'),
       (
           'correlated_noise',
           dict(

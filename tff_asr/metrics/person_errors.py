@@ -19,7 +19,7 @@ import tensorflow as tf
 
 
 class PersonErrors(NamedTuple):
-  """Counts over any number of a person's utterances; add them with `+`.
+  """Counts over any number of a person's utterances.
 
   Attributes:
     errors: Substitutions, deletions and insertions, int64 [].
@@ -28,9 +28,6 @@ class PersonErrors(NamedTuple):
 
   errors: tf.Tensor
   words: tf.Tensor
-
-  def __add__(self, other: 'PersonErrors') -> 'PersonErrors':
-    return PersonErrors(*(a + b for a, b in zip(self, other)))
 
   @classmethod
   def zero(cls) -> 'PersonErrors':

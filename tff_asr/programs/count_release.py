@@ -67,8 +67,8 @@ def release(
 ) -> Release:
   """Releases noised sums of counts, and charges them.
 
-  When this returns, the ledger on disk has the charge. Each call draws other
-  noise and is charged anew.
+  When this returns, the ledger on disk has the charge, and the run's privacy
+  report covers it. Each call draws other noise and is charged again.
 
   Args:
     run: Folder of a finished run with a privacy ledger.
@@ -77,7 +77,7 @@ def release(
     public_corpora: Corpora that are taken as public, as that of the table.
     num_elements: Size of the table, at most `MAX_ELEMENTS`.
     epsilon: Of this release alone, above 0.
-    delta: In (0, 1); None: 1 / (10 population).
+    delta: As for `private_rounds.delta_of_release`.
 
   Raises:
     ValueError: The run has not finished, protects other clients, or recordings
@@ -110,7 +110,7 @@ def release(
       none = accounting.RoundGroup(
           sampling=sampling, noise_multiplier=0, count=0
       )
-      delta = privacy_report.delta_or_default(delta, [none, *charged])
+      delta = private_rounds.delta_of_release(run, delta, [none, *charged])
       query = _query(
           num_elements, sampling=sampling, epsilon=epsilon, delta=delta
       )
@@ -142,7 +142,9 @@ def release(
           result=private_rounds.digest(counts),
           release='counts',
       ))
-      report = privacy_report.of_ledger(ledger.contents, delta=delta)
+      report = private_rounds.update_privacy_report(
+          run, ledger.contents, delta=delta
+      )
       return Release(
           counts, noise_multiplier * _CLIP, delta, ledger.head, report
       )

@@ -193,9 +193,11 @@ async def evaluate(settings: PrivateEvaluation) -> dict[str, Any]:
         public_data.write(settings.run, [own._replace(is_evaluated=True)])
       with faults.explained_shortage(shows_details=False):
         total = await _run_rounds(settings, plan, ledger)
-      results = _results(settings, plan, ledger, total)
+      report = private_rounds.update_privacy_report(
+          settings.run, ledger.contents, delta=plan.delta
+      )
+      results = _results(settings, plan, report, total)
       results['trained_on'] = trained_on
-      _update_privacy_report(settings.run, ledger, delta=plan.delta)
       _add_results(settings.run, results)
   finally:
     lock.release()
@@ -229,9 +231,9 @@ def _plan(
       *contents.rounds,
       accounting.RoundGroup(sampling=sampling, noise_multiplier=1.0),
   ])
-  delta = settings.delta or run_dir.read_delta(run)
-  if delta is None:
-    delta = privacy_report.delta_or_default(None, contents.rounds)
+  delta = private_rounds.delta_of_release(
+      run, settings.delta, contents.rounds
+  )
   noise_multiplier = calibration.noise_multiplier_for_epsilon(
       settings.epsilon,
       sampling=sampling,
@@ -315,7 +317,7 @@ async def _run_rounds(
 def _results(
     settings: PrivateEvaluation,
     plan: _Plan,
-    ledger: ledger_lib.Ledger,
+    report: privacy_report.PrivacyReport,
     total: np.ndarray,
 ) -> dict[str, Any]:
   """The released figures as JSON."""
@@ -326,7 +328,6 @@ def _results(
       num_people=sampling.population if sampling.kind == 'full' else None,
       sampling_prob=sampling.sampling_prob,
   )
-  whole = privacy_report.of_ledger(ledger.contents, delta=plan.delta)
   return {
       'word_error_rate': _interval(found.word_error_rate),
       'quantiles': {
@@ -341,7 +342,7 @@ def _results(
       'epsilon': settings.epsilon,
       'delta': plan.delta,
       # Infinity is a string in JSON.
-      'total_epsilon': whole.fields['epsilon'],
+      'total_epsilon': report.fields['epsilon'],
       'rounds': settings.num_rounds,
       'sampling': sampling.fields,
       'noise_multiplier': plan.noise_multiplier,
@@ -361,23 +362,6 @@ def _interval(found: confidence.Interval) -> dict[str, Optional[float]]:
       name: None if math.isnan(value) else value
       for name, value in found._asdict().items()
   }
-
-
-def _update_privacy_report(
-    run: str, ledger: ledger_lib.Ledger, *, delta: float
-) -> None:
-  """Writes the run's privacy report again, with the evaluation."""
-  before = run_dir.read_privacy_report(run)
-  details = before and privacy_report.TrainingDetails.of_fields(before)
-  report = privacy_report.of_ledger(
-      ledger.contents, delta=delta, details=details
-  )
-  files.write_text(
-      os.path.join(run, run_dir.PRIVACY_REPORT), f'{report}\n'
-  )
-  files.write_json(
-      os.path.join(run, run_dir.PRIVACY_REPORT_JSON), report.fields
-  )
 
 
 def _plan_words(settings: PrivateEvaluation, plan: _Plan) -> str:

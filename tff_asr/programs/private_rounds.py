@@ -623,6 +623,52 @@ def reopen_ledger(run: str, *, what: str) -> ledger_lib.Ledger:
   return ledger
 
 
+def delta_of_release(
+    run: str,
+    delta: Optional[float],
+    rounds: Sequence[accounting.RoundGroup],
+) -> float:
+  """Returns delta of another release under a finished run's ledger.
+
+  Args:
+    run: The run's folder.
+    delta: In (0, 1). None: that of the run's privacy report, if it has one,
+      or 1 / (10 population).
+    rounds: The largest of their populations counts.
+
+  Raises:
+    ValueError: Delta is out of range.
+  """
+  if delta is None:
+    delta = run_dir.read_delta(run)
+  delta = privacy_report.delta_or_default(delta, rounds)
+  accounting.check_delta(delta)
+  return delta
+
+
+def update_privacy_report(
+    run: str, contents: ledger_lib.Contents, *, delta: float
+) -> privacy_report.PrivacyReport:
+  """Writes a finished run's privacy report again, with later charges.
+
+  Args:
+    run: The run's folder.
+    contents: Of its ledger.
+    delta: Of epsilon.
+
+  Returns:
+    The report. What it says of the training is that of the report before.
+  """
+  before = run_dir.read_privacy_report(run)
+  report = privacy_report.of_ledger(
+      contents,
+      delta=delta,
+      details=before and privacy_report.TrainingDetails.of_fields(before),
+  )
+  run_dir.write_privacy_report(run, report)
+  return report
+
+
 def _event(state: process_lib.State) -> dp_accounting.DpEvent:
   """The event of a round, as the aggregator reports it."""
   return dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)

@@ -986,8 +986,6 @@ def _write_privacy_report(
           tokens=training.tokens and training.pipeline.tokenizer.source,
       ),
   )
-  folder = opened.folder
-  files.write_text(folder.file(run_dir.PRIVACY_REPORT), f'{report}\n')
-  files.write_json(folder.file(run_dir.PRIVACY_REPORT_JSON), report.fields)
+  run_dir.write_privacy_report(training.output_dir, report)
   print(report.summary)
   return report.fields

@@ -43,6 +43,7 @@ from tff_asr import files
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import privacy_report
 from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
@@ -540,6 +541,19 @@ def read_privacy_report(run: str) -> dict[str, object] | None:
     )
   except FileNotFoundError:
     return None
+
+
+def write_privacy_report(
+    run: str, report: privacy_report.PrivacyReport
+) -> None:
+  """Writes a run's privacy report, to read and as data.
+
+  Args:
+    run: The run's folder.
+    report: The report.
+  """
+  files.write_text(os.path.join(run, PRIVACY_REPORT), f'{report}\n')
+  files.write_json(os.path.join(run, PRIVACY_REPORT_JSON), report.fields)
 
 
 def macros_of_text(configuration: str) -> dict[str, str]:
