@@ -26,6 +26,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
+from tff_asr.execution import dataset_loops
 from tff_asr.execution import values
 
 # Makes names unique in the process; `next` of a count is thread-safe.
@@ -86,6 +87,7 @@ def from_computation(comp: tff.Computation) -> Graph:
     raise ValueError(f'comp must be a TensorFlow graph, found {kind}.')
   section = proto.tensorflow
   graph_def = tf.compat.v1.GraphDef.FromString(section.graph_def.value)
+  dataset_loops.unroll_reductions(graph_def)
   _make_state_fresh(graph_def)
   return Graph(
       graph_def=graph_def.SerializeToString(),
