@@ -9,6 +9,7 @@ import tempfile
 
 from absl.testing import absltest
 import numpy as np
+import tensorflow as tf
 
 from tests import cases
 from tests import fakes
@@ -52,6 +53,47 @@ class ExtendedWeightsTest(cases.TestCase):
     self.assertGreater(np.std(found['encoder/w/lora_a']), 0)
     np.testing.assert_array_equal(found['encoder/w/lora_b'], np.zeros([2, 3]))
     self.assertIn('run: new, and without effect at first: 3 tensors', printed)
+
+  def test_a_run_may_start_from_one_that_lacks_them(self):
+    more = {
+        'encoder/w/lora_a': weights_lib.matrix_spec(4, 2),
+        'encoder/w/lora_b': weights_lib.WeightSpec((2, 3)),
+    }
+    model = dataclasses.replace(self.model, specs={**self.model.specs, **more})
+    options = dict(
+        run=self.path('run'),
+        model=model,
+        tokens=fakes.tiny_tokenizer().identity,
+    )
+    warm_start.check(**options)
+    drawn = weights_lib.to_tensors(weights_lib.initialize(
+        model.specs, tf.constant([3, 4])
+    ))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+      found = warm_start.replace_weights(drawn, **options)
+    self.assertEqual([*found], [*drawn])
+    for name, value in found.items():
+      expected = drawn if name in more else self.weights
+      np.testing.assert_array_equal(value, expected[name], name)
+    self.assertIn(
+        f'taken, {len(self.weights)} tensors', printed.getvalue()
+    )
+    # 4 * 2 + 2 * 3
+    self.assertIn(
+        'new, and without effect at first: 2 tensors with 14 parameters',
+        printed.getvalue(),
+    )
+
+  def test_a_run_may_not_start_from_one_that_lacks_another_weight(self):
+    more = {'front/more': weights_lib.zeros_spec(3)}
+    model = dataclasses.replace(self.model, specs={**self.model.specs, **more})
+    with self.assertRaisesRegex(ValueError, 'it has no front/more'):
+      warm_start.check(
+          self.path('run'),
+          model=model,
+          tokens=fakes.tiny_tokenizer().identity,
+      )
 
   def test_a_run_that_lacks_nothing_is_read_as_it_is(self):
     found, printed = self.extend()

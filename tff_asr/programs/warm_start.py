@@ -1,8 +1,11 @@
 """Warm start: the weights of another run, and the scores of its layers.
 
-A run of `central` or `federated` gives its whole model. A run of `pretraining`
-gives its encoder, matched by the names of the weights: the head is drawn from
-the new run's seed, and weights that only pre-training needs are dropped.
+A run of `central` or `federated` gives its whole model. Adapters, low-rank
+changes and public weights (`pretrained.adapted`) that it lacks begin without an
+effect, so that a head that was trained on a public encoder can be trained
+further with parts of that encoder. A run of `pretraining` gives its encoder,
+matched by the names of the weights: the head is drawn from the new run's seed,
+and weights that only pre-training needs are dropped.
 
 A public pre-training run also writes two tables into its folder: scores of its
 layers, by which `learning.layer_freeze` chooses the layers to freeze, and norms
@@ -64,7 +67,10 @@ def replace_weights(
   # The line is printed: a reader of the log must see what was not trained yet.
   if not _is_of_encoder(run, tokens):
     taken = leaves
-    print(f'seed: {run}: the whole model is taken, {_size(model.specs)}.')
+    added = _without_effect(run, model)
+    of_run = weights_lib.without(added, model.specs)
+    new = f'; new, and without effect at first: {_size(added)}' if added else ''
+    print(f'seed: {run}: the whole model is taken, {_size(of_run)}{new}.')
   else:
     specs = model.encoder.specs
     taken = {name: leaves[name] for name in specs}
@@ -106,19 +112,13 @@ def extend_weights(
   Raises:
     ValueError: As `run_dir.read_model`: also if the run lacks another weight.
   """
-  identities = dict(tokens=tokens, public_sha256=public_sha256)
-  shapes = {}
-  if os.path.exists(_path(run)):
-    shapes = model_file.read_header(_path(run)).shapes
-  new = {
-      name: spec
-      for name, spec in model.specs.items()
-      if name not in shapes and adapted.keeps_outputs(name, spec)
-  }
-  known = dataclasses.replace(
-      model, specs=weights_lib.without(new, model.specs)
+  new = _without_effect(run, model)
+  weights = run_dir.read_model(
+      run,
+      model=_without(new, model),
+      tokens=tokens,
+      public_sha256=public_sha256,
   )
-  weights = run_dir.read_model(run, model=known, **identities)
   if not new:
     return weights
   print(f'{run}: new, and without effect at first: {_size(new)}.')
@@ -133,13 +133,18 @@ def check(
 ) -> None:
   """Checks that a run has weights for a model, without reading them.
 
+  It may lack those that begin without an effect.
+
   Raises:
     ValueError: As `run_dir.check_model`; or a weight of the pre-trained encoder
       has another name or shape, which the message names.
   """
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(
-        run, model=model, tokens=tokens, public_sha256=public_sha256
+        run,
+        model=_without(_without_effect(run, model), model),
+        tokens=tokens,
+        public_sha256=public_sha256,
     )
     return
   run_dir.check_public_model(run, public_sha256)
@@ -299,6 +304,25 @@ def choose_frozen_layers(
   # Heads are new, and so have no scores.
   specs = model.encoder.specs
   return freeze.choose(read_scores(run, specs=specs), specs)
+
+
+def _without_effect(run: str, model: ctc.CtcModel) -> weights_lib.Specs:
+  """Specs of weights that a run lacks and that begin without an effect."""
+  shapes = {}
+  if os.path.exists(_path(run)):
+    shapes = model_file.read_header(_path(run)).shapes
+  return {
+      name: spec
+      for name, spec in model.specs.items()
+      if name not in shapes and adapted.keeps_outputs(name, spec)
+  }
+
+
+def _without(specs: weights_lib.Specs, model: ctc.CtcModel) -> ctc.CtcModel:
+  """The model as if it had fewer weights, to compare a run with."""
+  return dataclasses.replace(
+      model, specs=weights_lib.without(specs, model.specs)
+  )
 
 
 def _is_of_encoder(run: str, tokens: str) -> bool:
