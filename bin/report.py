@@ -1,19 +1,18 @@
 r"""Shows runs side by side: as a table, and with pictures as one HTML file.
 
-RUN is a run's folder, or LABEL=RUN,RUN: runs that differ in their random seed;
-their errors are averaged. Word error rates are compared with the first one's by
-a paired bootstrap over speakers (95 %), which does not cover the effect of
-another seed.
+RUN is a run's folder. LABEL=RUN names it in tables and plots, and LABEL=RUN,RUN
+averages the errors of runs that differ in their random seed. Word error rates
+are compared with the first one's by a paired bootstrap over speakers (95 %),
+which does not cover the effect of another seed.
 
-With --output_dir it also writes word errors, loss, epsilon, clipping and noise,
-layers, speakers, privacy reports and configurations to an HTML file that
-needs no network. Numbers marked `not private` are exact and not covered by a
-privacy report. The utterances with the most errors are shown with their
-transcripts; --num_worst=0 leaves them out.
+With --output_dir it also writes an HTML file that needs no network: first what
+the runs released, then, for the operator only, exact figures of training, test
+speakers and the utterances with the most errors with their transcripts;
+--num_worst=0 leaves these out.
 
 Example:
   python bin/report.py runs/seed federated=runs/federated_1,runs/federated_2
-  python bin/report.py runs/seed runs/private --output_dir=report
+  python bin/report.py runs/seed "with DP=runs/private" --output_dir=report
 """
 
 from tff_asr import launch
@@ -41,7 +40,10 @@ _NUM_WORST = flags.DEFINE_integer(
 
 def main(argv) -> None:
   rows = tables.parse(argv[1:], evaluation=_EVALUATION.value)
-  print(tables.markdown(tables.overview(rows)))
+  found = tables.fitted(tables.overview(rows))
+  print('\n\n'.join(map(tables.markdown, found)))
+  for line in tables.notes(rows):
+    print(tables.plain(line))
   if _OUTPUT_DIR.value is not None:
     print(
         report.write(

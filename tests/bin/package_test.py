@@ -89,7 +89,8 @@ class PackageTest(absltest.TestCase):
         for path in (layers.ROOT / folder).rglob(f'*.{ending}')
     }
     expected = files('tff_asr', 'py') | files('data_tools', 'py') | {
-        'data_tools/sentences.txt', 'tff_asr/reports/demo.html'
+        'data_tools/sentences.txt', 'tff_asr/reports/demo.html',
+        'tff_asr/reports/page.css',
     } | {
         f'tff_asr/{path}' for path in files('bin', 'py') | files('gin', 'gin')
     }

@@ -78,8 +78,7 @@ class PlotsTest(cases.TestCase):
     self.assertIsNone(plots.personalization([plain]))
 
   def test_each_run_is_in_the_legend_once(self):
-    # The seed model has no loss on the dev set, the other run both.
-    (legend,) = plots.losses([self.seed(), self.private()]).legends
+    (legend,) = plots.training_losses([self.seed(), self.private()]).legends
     self.assertCountEqual(
         [text.get_text() for text in legend.get_texts()], ['seed', 'private']
     )
@@ -89,7 +88,8 @@ class PlotsTest(cases.TestCase):
     for draw, expected in (
         (plots.norms, ['before clipping (not private)']),
         (plots.clipped, ['clients (not private)']),
-        (plots.losses, ['dev set', 'training (not private)']),
+        (plots.losses, ['']),
+        (plots.training_losses, [' (not private)']),
         (
             plots.noise,
             [
@@ -109,6 +109,45 @@ class PlotsTest(cases.TestCase):
     ):
       self.assertIsNone(draw([run]))
     self.assertIsNone(plots.layers(run))
+
+  def test_a_mechanism_has_its_color_whatever_the_order(self):
+    noised = run_folders.privacy(noise_multiplier=0.8)
+    rounds = {'NUM_ROUNDS': '3'}
+    of = {
+        'public': self.seed(),
+        'no DP': self.private(privacy=run_folders.privacy(noise_multiplier=0)),
+    }
+    for name, settings in (
+        ('dim', {'CLIP_SPLIT': "'dim'"}),
+        ('global', {'CLIP_SPLIT': "'global'"}),
+        ('BLT', {'NOISE_PROCESS': '@blt.BltNoise()'}),
+        ('distributed', {'BUILD_QUERY': '@distributed.DistributedSumQuery'}),
+    ):
+      of[name] = self.private(name, settings=rounds | settings, privacy=noised)
+    self.assertEqual({plots.mechanism(run): run for run in of.values()}, of)
+    for some in (list(of.values()), list(of.values())[::-1]):
+      for name, run in of.items():
+        self.assertEqual(plots.color_of(some, run), plots.COLORS[name])
+    again = dataclasses.replace(of['dim'], name='again')
+    self.assertNotIn(
+        plots.color_of([*of.values(), again], again),
+        [plots.COLORS[name] for name in of],
+    )
+
+  def test_private_evaluations_are_histograms_with_error_bars(self):
+    plain = self.seed()
+    self.assertIsNone(plots.private_evaluations([plain]))
+    run = run_folders.with_private_evaluation(plain)
+    (axes,) = plots.private_evaluations([plain, run]).axes
+    bars, errors = axes.containers
+    if len(bars) != 4:
+      bars, errors = errors, bars
+    self.assertEqual([bar.get_height() for bar in bars], [100, 190, 0, 3])
+    self.assertEqual([bar.get_x() for bar in bars], [0, 25, 50, 75])
+    _, _, (lines,) = errors
+    ends = [segment[:, 1].tolist() for segment in lines.get_segments()]
+    # A count is at least 0.
+    self.assertEqual(ends, [[95, 105], [185, 195], [0, 5], [0, 8]])
 
   def test_each_run_has_its_own_color(self):
     many = [self.read(str(number)) for number in range(12)]

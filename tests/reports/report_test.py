@@ -102,8 +102,14 @@ class ReportTest(cases.TestCase):
     self.assertEqual(rows['LEARNING_RATE'], ['0.1', ''])
     self.assertNotIn('SEED', rows)
     self.assertIn('NOT PRIVATE: epsilon is 1000.0.', text)
-    # Some of these figures are covered: what is not is marked in them.
-    self.assertIn('<h2>Clipping and noise</h2>', text)
+    released, operator = text.split('<h2>For the operator only</h2>')
+    for name in ('Runs', 'Privacy', 'Configuration'):
+      self.assertIn(f'<h3>{name}</h3>', released)
+    for name in ('Test speakers', 'Clipping and noise', 'Utterances with'):
+      self.assertIn(f'<h3>{name}', operator)
+    self.assertNotIn('(not private)', released)
+    self.assertEqual(released.count('<span class="badge">public data</s'), 1)
+    self.assertIn('<span class="badge no">NOT PRIVATE</span> epsi', released)
     self.check_worst(text, page)
 
   def check_pictures(self, page: _Page) -> None:
@@ -119,8 +125,8 @@ class ReportTest(cases.TestCase):
     self.assertCountEqual(
         os.listdir(self.output_dir),
         ['report.html', *(f'{name}.png' for name in (
-            'word_error_rates', 'losses', 'epsilons', 'privacy_utility',
-            'norms', 'clipped', 'noise', 'speakers',
+            'word_error_rates', 'losses', 'training_losses', 'epsilons',
+            'privacy_utility', 'norms', 'clipped', 'noise', 'speakers',
         ))],
     )
 
@@ -160,6 +166,24 @@ class ReportTest(cases.TestCase):
     _, page = self.write(self.row('begun', metrics={'epsilon': {}}))
     self.assertIn('0, not ended', page.texts)
     self.assertEqual(page.fetched, [])
+
+  def test_private_evaluations_are_released(self):
+    (run,) = self.row('private', metrics={}).runs
+    row = tables.Row('a', [run_folders.with_private_evaluation(run)])
+    text, _ = self.write(row)
+    self.assertIn('<h3>Error rates of private people</h3>', text)
+    rows = self.rows_of(text)
+    self.assertEqual(rows['WER (95 %)'], ['not known (10.0 to 90.0)'])
+    self.assertEqual(rows['epsilon of it'], ['0.5'])
+    self.assertNotIn('For the operator only', text)
+
+  def test_test_speakers_of_the_training_data_are_warned_of(self):
+    row = self.private(
+        metrics={}, privacy=None, hypotheses=[],
+        private={'private_speakers': 2, 'is_checked': True},
+    )
+    text, _ = self.write(row)
+    self.assertIn('<p class="warning">private: NOT PRIVATE: 2 of these', text)
 
   def test_bad_arguments(self):
     with self.assertRaisesRegex(ValueError, 'num_worst'):

@@ -1,6 +1,7 @@
 """Folders as runs leave them, written by hand for tests of their readers."""
 
 from collections.abc import Mapping
+import dataclasses
 import json
 import math
 import os
@@ -122,6 +123,23 @@ def read(folder: str, **content: Any) -> runs.Run:
   """Writes a run's folder; reads it."""
   (run,) = runs.read([write(folder, **content)])
   return run
+
+
+def with_private_evaluation(run: runs.Run) -> runs.Run:
+  """Returns a run with an evaluation that counted more noise than words."""
+  interval = lambda *ends: dict(zip(('estimate', 'low', 'high'), ends))
+  evaluation = {
+      'word_error_rate': interval(None, 0.1, 0.9),
+      'quantiles': {'0.5': interval(0.25, 0.2, 0.3)},
+      'histogram': [100.0, 190.0, 0.0, 3.0],
+      'bin_half_width': 5.0,
+      'num_people': interval(293.4, 280.0, 300.0),
+      'epsilon': 0.5,
+      'delta': 1e-5,
+      'total_epsilon': 4.0,
+      'trained_on': False,
+  }
+  return dataclasses.replace(run, private_evaluations=[evaluation])
 
 
 def privacy(

@@ -67,6 +67,20 @@ class RunsTest(cases.TestCase):
     )
     self.assertFalse(federated.is_public)
 
+  def test_rounds_are_of_training(self):
+    privacy = run_folders.privacy(cohort_size=10)
+    evaluations = run_folders.privacy(cohort_size=7, rounds=2)['groups']
+    (run,) = runs.read([self.write('run', privacy=privacy | {
+        'groups': privacy['groups'] + evaluations,
+        'releases': {'evaluation': 2},
+    })])
+    self.assertEqual(run.rounds['cohort_size'], 10)
+    # Equal rounds are one group: of these 20, two are evaluations.
+    (run,) = runs.read([self.write('equal', privacy=privacy | {
+        'releases': {'evaluation': 2},
+    })])
+    self.assertEqual(run.rounds['cohort_size'], 10)
+
   def test_a_decoding_with_a_language_model_is_read(self):
     run = run_folders.read(
         self.path('run'), errors={'ann': (1, 4)}, errors_with_lm={'ann': (0, 4)}
@@ -150,7 +164,8 @@ class RunsTest(cases.TestCase):
       ('test.json', '{', 'test.json is damaged'),
       ('test.json', '[' * 10**5, 'test.json is damaged .it is nested too'),
       ('test.json', '3', 'test.json is damaged'),
-      ('privacy_report.json', '[]', 'privacy_report.json is damaged .it is not an object'),
+      ('privacy_report.json', '[]', 'privacy_report.json is damaged .it is not a dict'),
+      ('private_evaluation.json', '{}', 'is damaged .it is not a list'),
       ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv does not contain'),
       ('metrics.csv', None, 'has no metrics.csv'),
   )

@@ -55,7 +55,7 @@ class TablesTest(cases.TestCase):
     })
 
   def test_rows_with_a_language_model_by_hand(self):
-    found = self.overview(
+    rows = [
         tables.Row('seed', [
             self.run_('seed', 8, 6, errors_with_lm={'a': (4, 10), 'b': (2, 10)})
         ]),
@@ -64,7 +64,8 @@ class TablesTest(cases.TestCase):
         ]),
         # Decoded greedily alone.
         tables.Row('greedy', [self.run_('greedy', 4, 2)]),
-    )
+    ]
+    found = self.overview(*rows)
     self.assertEqual(found['WER % with LM'], ['30.0', '20.0', ''])
     self.assertEqual(found['CER % with LM'], ['7.5', '5.0', ''])
     self.assertEqual(
@@ -72,7 +73,7 @@ class TablesTest(cases.TestCase):
         ['', '-10.0 (-10.0 to -10.0)', ''],
     )
     name = 'words.arpa (order 2, SHA-256 01234567)'
-    self.assertEqual(found['language model'], [name, name, ''])
+    self.assertEqual(tables.notes(rows), [f'LM: {name}'])
 
   def test_rates_under_other_rules_are_not_compared(self):
     def run(name, *rules):
@@ -82,10 +83,9 @@ class TablesTest(cases.TestCase):
       )
 
     seed, other = run('seed'), run('other', 'hyphens', 'digits')
-    found = self.overview(
-        tables.Row('seed', [seed]), tables.Row('other', [other])
-    )
-    self.assertEqual(found['normalised'], ['', 'hyphens, digits'])
+    rows = [tables.Row('seed', [seed]), tables.Row('other', [other])]
+    found = self.overview(*rows)
+    self.assertEqual(tables.notes(rows), ['Normalised: hyphens, digits'])
     self.assertNotIn('minus seed (95 %)', found)
     with self.assertRaisesRegex(ValueError, 'by the same rules'):
       tables.overview([tables.Row('both', [seed, other])])
@@ -145,8 +145,11 @@ class TablesTest(cases.TestCase):
     rows = tables.parse([f'z = .5={b},{a}', c])
     self.assertEqual(
         [(row.label, [run.name for run in row.runs]) for row in rows],
-        [('z = .5', ['b', 'a']), ('c', ['c'])],
+        [('z = .5', ['z = .5 1', 'z = .5 2']), ('c', ['c'])],
     )
+    self.assertEqual([run.path for run in rows[0].runs], [b, a])
+    (row,) = tables.parse([f'd={c}'])
+    self.assertEqual(row.first.name, 'd')
 
   @parameterized.parameters(
       (['a='], "'a=' has no run"),
@@ -156,6 +159,58 @@ class TablesTest(cases.TestCase):
   def test_bad_rows(self, texts, message):
     with self.assertRaisesRegex(ValueError, message):
       tables.parse(texts)
+
+  def test_notes_name_rows_that_differ(self):
+    rows = [
+        tables.Row(label, [dataclasses.replace(
+            self.run_(label, 1), evaluation={'normalization': [rule]}
+        )])
+        for label, rule in (('a', 'x'), ('b', 'y'), ('c', 'x'))
+    ]
+    self.assertEqual(
+        tables.notes(rows), ['Normalised of a, c: x', 'Normalised of b: y']
+    )
+
+  def test_tables_fit_a_terminal(self):
+    wide = [['', *'abcd'], ['x', *(['0' * 30] * 4)], ['y', *(['1'] * 4)]]
+    narrow = [line[:3] for line in wide]
+    self.assertEqual(tables.fitted(narrow), [narrow])
+    # Rows are fewer than columns.
+    self.assertEqual(
+        tables.fitted(wide),
+        [[['', 'x', 'y'], *([name, '0' * 30, '1'] for name in 'abcd')]],
+    )
+    wide += [[name, *(['2' * 30] * 4)] for name in 'zuvw']
+    other = [[*line[:1], *line[3:]] for line in wide]
+    self.assertEqual(
+        tables.fitted(wide), [[line[:3] for line in wide], other]
+    )
+    # A column that is too wide by itself is shown.
+    self.assertLen(tables.fitted(wide, width=20), 4)
+
+  def test_private_evaluations_by_hand(self):
+    found = tables.private_evaluations([
+        self.run_('plain', 1), run_folders.with_private_evaluation(
+            self.run_('evaluated', 1)
+        ),
+    ])
+    self.assertEqual(found[1:], [[
+        'evaluated', '293 others', 'not known (10.0 to 90.0)',
+        '25.0 (20.0 to 30.0)', '0.5', '4',
+    ]])
+    self.assertEqual(found[0][3], '50 % of people at most')
+
+  def test_epsilon_is_shown_with_its_accountant(self):
+    run = self.run_('private', 1, privacy=run_folders.privacy(epsilon=4.5))
+    for accounts, expected in (
+        ({'epsilon_pld': 4.5, 'epsilon_rdp': 5.5}, '4.5 (PLD)'),
+        ({'epsilon_pld': None, 'epsilon_rdp': 4.5}, '4.5 (RDP)'),
+        ({}, '4.5'),
+    ):
+      row = tables.Row('private', [
+          dataclasses.replace(run, privacy=run.privacy | accounts)
+      ])
+      self.assertEqual(tables.epsilon_by(row), expected)
 
   def test_settings_that_differ(self):
     runs = [

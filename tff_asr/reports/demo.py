@@ -30,6 +30,7 @@ from urllib import parse
 
 import numpy as np
 
+from tff_asr import files
 from tff_asr.data import audio
 from tff_asr.metrics import word_errors
 from tff_asr.recognition import recognizer as recognizer_lib
@@ -67,6 +68,7 @@ class Transcripts(TypedDict):
 
 
 _PAGE = os.path.join(os.path.dirname(__file__), 'demo.html')
+_STYLE = os.path.join(os.path.dirname(__file__), 'page.css')
 # Scripts and styles are those of the page; a recording is played from memory,
 # and its worklet is a part of the script.
 _POLICY = (
@@ -150,7 +152,7 @@ def describe(row: tables.Row) -> dict[str, str | bool]:
       'test_wer_with_lm': tables.rate(row, runs_lib.WER_WITH_LM),
       'test_speakers': f'{len(run.speakers):,}',
       'dev_wer': tables.COLUMNS['dev WER %'](row),
-      'epsilon': tables.epsilon(row),
+      'epsilon': tables.epsilon_by(row),
       'delta': '' if run.privacy is None else f'{run.privacy["delta"]:g}',
       'is_private': run.privacy is not None and run.privacy['private'],
       'is_public': run.is_public,
@@ -243,9 +245,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _page(self) -> None:
     # A new nonce for each response, so that no script can guess it.
     nonce = secrets.token_urlsafe(16)
-    with open(_PAGE, encoding='utf-8') as f:
-      # Read at each request, which is rare.
-      page = f.read().replace('NONCE', nonce)
+    # Read at each request, which is rare.
+    style, page = (files.read(path).decode() for path in (_STYLE, _PAGE))
+    page = page.replace('/* page.css */', style).replace('NONCE', nonce)
     self._send(page, kind='text/html', policy=_POLICY.format(nonce=nonce))
 
   def _runs(self) -> None:

@@ -1,7 +1,8 @@
 """Plots of runs, privacy plans, experiments and corpora, with matplotlib.
 
-Plots of runs are None if no run has the metrics. A run has the same colour in
-all plots of a report. pyplot is not used, because it looks for a display.
+Plots of runs are None if no run has the metrics. A mechanism has one colour in
+all plots (`COLORS`), and so has a run in all plots of a report. pyplot is not
+used, because it looks for a display.
 """
 
 import collections
@@ -14,6 +15,7 @@ from typing import NamedTuple, Optional
 
 import matplotlib
 from matplotlib import axes as axes_lib
+from matplotlib import axis as axis_lib
 from matplotlib import figure as figure_lib
 from matplotlib import ticker
 import numpy as np
@@ -24,16 +26,39 @@ from tff_asr.reports import layer_norms
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
 
-_WIDTH = 9.0
-_HEIGHT = 4.2
-_PANEL_HEIGHT = 3.2
+# Plots are shown at half of their size, so their text is large for their width.
+_WIDTH = 7.6
+_HEIGHT = 3.8
+_PANEL_HEIGHT = 3.0
+_TEXT, _SMALL_TEXT = 11.5, 10.5
+_GRAY = '#767b85'
 _COLUMNS = 3
 _LEGEND_COLUMNS = 5
+# Of a legend's text.
+_CHARACTERS_PER_INCH = 12
 # Names of more layers would overlap.
 _MAX_NAMED_LAYERS = 60
 # Each point is an accounting of its own.
 _POINTS_PER_DECADE = 6
 _LINES = ('--', ':', '-.')
+
+# Okabe and Ito's colours, which people with a colour deficiency can tell apart,
+# less yellow.
+PALETTE = (
+    '#0072b2', '#e69f00', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#8c6d46',
+)
+COLORS: Mapping[str, str] = {
+    'dim': PALETTE[0],  # Clipping by layer, which most runs use.
+    'Poisson': PALETTE[0],
+    'global': PALETTE[1],
+    'uniform': PALETTE[2],
+    'BLT': PALETTE[3],
+    'banded': PALETTE[4],
+    'distributed': PALETTE[5],
+    'no DP': PALETTE[6],
+    'public': '#4b5260',
+}
+"""Colours of mechanisms by their names in tables and settings."""
 
 Runs = Sequence[runs_lib.Run]
 Figure = figure_lib.Figure
@@ -64,10 +89,13 @@ def word_error_rates(runs: Runs) -> Optional[Figure]:
 
 
 def losses(runs: Runs) -> Optional[Figure]:
-  """Plots the loss in training and on the dev set over rounds and steps."""
-  return _over_time(
-      runs, {'dev_loss': 'dev set', 'train_loss': 'training'}, label='loss'
-  )
+  """Plots the loss on the dev set over rounds and steps."""
+  return _over_time(runs, {'dev_loss': ''}, label='loss on the dev set')
+
+
+def training_losses(runs: Runs) -> Optional[Figure]:
+  """Plots the loss in training over rounds and steps."""
+  return _over_time(runs, {'train_loss': ''}, label='loss in training')
 
 
 def epsilons(runs: Runs) -> Optional[Figure]:
@@ -78,13 +106,14 @@ def epsilons(runs: Runs) -> Optional[Figure]:
   # Settings are gin text: without a target it is 'None'.
   targets = {run.settings.get('TARGET_EPSILON', 'None') for run in runs}
   for axes in figure.axes:
-    axes.set_yscale('log')
     for target in sorted(map(float, targets - {'None'})):
-      axes.axhline(target, color='gray', linestyle=':', linewidth=1)
+      axes.axhline(target, color=_GRAY, linestyle=':', linewidth=1.2)
       axes.annotate(
           f'target {target:g}', (1, target), ha='right', va='bottom',
-          xycoords=('axes fraction', 'data'), color='gray', fontsize='small',
+          xycoords=('axes fraction', 'data'), color=_GRAY,
+          fontsize=_SMALL_TEXT,
       )
+    _set_epsilon_axis(axes.yaxis, axes.set_yscale, axes.set_ylim)
   return figure
 
 
@@ -141,24 +170,30 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
       height=max(_HEIGHT, 0.19 * min(len(names), 4 * _MAX_NAMED_LAYERS) + 1),
       sharey=True, gridspec_kw={'width_ratios': [3, 1]},
   )
-  left.plot([before[n] for n in names], heights, 'C0o', label='before clipping')
+  left.plot(
+      [before[n] for n in names], heights, 'o', color=PALETTE[0],
+      label='before clipping',
+  )
   if after:
     left.plot(
         [after.get(n, math.nan) for n in names],
-        heights, 'C1|', markersize=9, markeredgewidth=2, label='after clipping',
+        heights, '|', color=PALETTE[1], markersize=9, markeredgewidth=2,
+        label='after clipping',
     )
   # A logarithmic axis cannot show a norm of 0.
   if all(value > 0 for value in before.values()):
     left.set_xscale('log')
-  left.set_xlabel("norm of a client's update, mean over clients and rounds")
-  left.legend(fontsize='small')
-  right.barh(heights, [100 * shares.get(n, math.nan) for n in names])
+  left.set_xlabel("norm of a client's update (mean)")
+  left.legend(fontsize=_SMALL_TEXT)
+  right.barh(
+      heights, [100 * shares.get(n, math.nan) for n in names], color=PALETTE[0]
+  )
   right.set_xlim(0, 100)
   right.set_xlabel('clients clipped, %')
   left.set_yticks(heights, list(map(_text, names)), fontsize='x-small')
   # The first layer is on top.
   left.set_ylim(len(names) - 0.5, -0.5)
-  figure.suptitle(f'{_text(run.name)} (not private)', fontsize='medium')
+  figure.suptitle(f'{_text(run.name)} (not private)', fontsize=_TEXT)
   return figure
 
 
@@ -195,9 +230,9 @@ def norms_by_block(runs: Runs) -> Optional[Figure]:
       for part, blocks in parts.items():
         axes.plot(*_points(blocks), 'o-', markersize=3, label=_text(part))
       axes.set_yscale('log')
-      axes.set_title(f'{_text(run.name)} (not private)', fontsize='medium')
+      axes.set_title(f'{_text(run.name)} (not private)', fontsize=_TEXT)
       axes.set_xlabel('block')
-      axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+      axes.xaxis.set_major_locator(_whole_numbers())
   _legend(figure, grid.flat)
   return figure
 
@@ -246,6 +281,47 @@ def personalization(runs: Runs) -> Optional[Figure]:
   return figure
 
 
+def private_evaluations(runs: Runs) -> Optional[Figure]:
+  """Plots the histograms of people's rates that were released with privacy.
+
+  A panel for each evaluation. Bars have the 95 % interval of their noise.
+  """
+  found = [(run, each) for run in runs for each in run.private_evaluations]
+  if not found:
+    return None
+  columns = min(_COLUMNS, len(found))
+  num_rows = -(-len(found) // columns)
+  figure, grid = _figure(
+      num_rows, columns, height=max(_HEIGHT, _PANEL_HEIGHT * num_rows),
+      squeeze=False,
+  )
+  for axes, (run, each) in itertools.zip_longest(
+      grid.flat, found, fillvalue=(None, None)
+  ):
+    if run is None:
+      axes.set_axis_off()
+      continue
+    counts = np.array(each['histogram'])
+    edges = 100 * np.linspace(0, 1, len(counts) + 1)
+    axes.bar(
+        edges[:-1], counts, 100 / len(counts), align='edge', alpha=0.8,
+        color=color_of(runs, run),
+        # Counts are at least 0, as is the lower end.
+        yerr=[np.minimum(counts, each['bin_half_width']),
+              np.full(len(counts), each['bin_half_width'])],
+        error_kw={'ecolor': _GRAY, 'elinewidth': 1},
+    )
+    axes.set_title(
+        f'{_text(run.name)}, epsilon '
+        f'{privacy_report.format_epsilon(each["epsilon"])}',
+        fontsize=_TEXT,
+    )
+    axes.set_xlim(0, 100)
+    axes.set_xlabel('WER of a person, %')
+    axes.set_ylabel('people')
+  return figure
+
+
 def privacy_utility(runs: Runs) -> Optional[Figure]:
   """Plots word error rate against epsilon; None if no epsilon is finite.
 
@@ -263,13 +339,16 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
     if is_private(run):
       axes.plot(run.epsilon, 100 * rate, 'o', **style)
     else:
-      style['label'] += ' (no DP)'
+      style['label'] += '' if run.is_public else ' (no DP)'
       axes.axhline(100 * rate, linestyle='--', linewidth=1, **style)
   _mark_useful_epsilon(axes.axvline)
-  axes.set_xscale('log')
   # Marks at the border would be cut.
   axes.margins(x=0.08, y=0.15)
-  axes.set_xlabel('epsilon')
+  _set_epsilon_axis(axes.xaxis, axes.set_xscale, axes.set_xlim)
+  axes.set_xlabel(
+      f'epsilon (the dotted line: {privacy_report.MAX_USEFUL_EPSILON:g}, '
+      'above it NOT PRIVATE)'
+  )
   sets = sorted({name for _, (_, name) in measured})
   axes.set_ylabel(f'WER on the {" or ".join(sets)}, %')
   _legend(figure, [axes])
@@ -329,10 +408,14 @@ def epsilon_by_population(
   _mark_useful_epsilon(axes.axhline)
   axes.set_xscale('log')
   axes.set_yscale('log')
+  _set_plain_ticks(axes.xaxis)
+  _set_plain_ticks(axes.yaxis)
   axes.set_xlabel('population (speakers)')
   axes.set_ylabel(f'epsilon at delta {results[0].delta:g}')
-  axes.set_title(f'Noise on the mean kept; {privacy_report.ASSUMED}')
-  axes.legend(fontsize='small')
+  axes.set_title(
+      f'Noise on the mean kept; {privacy_report.ASSUMED}', fontsize=_TEXT
+  )
+  axes.legend(fontsize=_SMALL_TEXT)
   return figure
 
 
@@ -364,16 +447,45 @@ def plot_points(
     if series is None:  # The last row of the grid may not be full.
       axes.set_axis_off()
       continue
-    axes.set_title(title, fontsize='small')
+    axes.set_title(title, fontsize=_TEXT)
     axes.set_xlabel(label)
     for (name, value), style in zip(lines.items(), itertools.cycle(_LINES)):
       axes.axhline(
-          value, color='gray', linestyle=style, linewidth=1, label=name
+          value, color=_GRAY, linestyle=style, linewidth=1.2, label=name
       )
     _plot_series(axes, series)
-  figure.supylabel(value_label, fontsize='medium')
-  _legend(figure, grid.flat)
+  figure.supylabel(value_label, fontsize=_TEXT)
+  if len(panels) == 1:
+    _label_ends(grid[0, 0], {
+        **{name: (value, _GRAY) for name, value in lines.items()},
+        **{
+            name: (points[-1].value, _curve_colors(series)[name])
+            for name, points in series.items() if name
+        },
+    })
+  else:
+    _legend(figure, grid.flat)
   return figure
+
+
+def _label_ends(
+    axes: axes_lib.Axes, ends: Mapping[str, tuple[float, str]]
+) -> None:
+  """Writes names of curves at the right, at the heights where they end.
+
+  Args:
+    axes: The panel; it is complete.
+    ends: The last value and the colour of each curve.
+  """
+  low, high = axes.get_ylim()
+  # Names of curves that end close to each other are moved apart.
+  gap, height = 0.075 * (high - low), -math.inf
+  for name, (value, color) in sorted(ends.items(), key=lambda end: end[1][0]):
+    height = max(value, height + gap)
+    axes.annotate(
+        _text(name), (1.01, height), xycoords=('axes fraction', 'data'),
+        color=color, fontsize=_SMALL_TEXT, va='center', annotation_clip=False,
+    )
 
 
 def _plot_series(
@@ -384,6 +496,7 @@ def _plot_series(
       point.x for points in series.values() for point in points
   )
   words = {x: number for number, x in enumerate(xs) if isinstance(x, str)}
+  colors = _curve_colors(series)
   for number, (name, points) in enumerate(series.items()):
     # Shift points that share an x, so that error bars do not hide each other.
     shifts = [
@@ -397,7 +510,8 @@ def _plot_series(
         [point.value for point in points],
         yerr=[point.deviation for point in points],
         # Categories have no order, so no line joins them.
-        fmt='o' if words else 'o-', markersize=4, capsize=3, label=name or None,
+        fmt='o' if words else 'o-', markersize=5, capsize=3,
+        color=colors[name], label=name or None,
     )
   if words:
     axes.set_xticks(list(words.values()), list(words))
@@ -425,27 +539,27 @@ def plot_over_epsilon(
   finite = [x for points in curves.values() for x, _ in points if x < math.inf]
   last = max(10.0, math.ceil(max(finite, default=0.0) / 2) * 2.0)
   no_dp = 1.15 * last
-  colors: dict[str, str] = {}
+  colors = _curve_colors(name.partition(',')[0] for name in curves)
   ends = {}
   for name, points in curves.items():
     stem, _, suffix = name.partition(',')
-    color = colors.setdefault(stem, f'C{len(colors)}')
+    color = colors[stem]
     xs, ys = zip(*sorted((min(x, no_dp), y) for x, y in points))
     axes.plot(
-        xs, ys, 'o--' if suffix else 'o-', color=color, markersize=4, label=name
+        xs, ys, 'o--' if suffix else 'o-', color=color, markersize=5, label=name
     )
     ends[name] = (xs[-1], ys[-1], color)
   for name, value in lines.items():
-    axes.plot([0, no_dp], [value, value], ':', color='gray', linewidth=1)
-    ends[name] = (no_dp, value, 'gray')
+    axes.plot([0, no_dp], [value, value], ':', color=_GRAY, linewidth=1.2)
+    ends[name] = (no_dp, value, _GRAY)
   axes.set_ylim(bottom=0)
   # Names of curves that end close to each other are moved apart.
-  gap, height = 0.055 * axes.get_ylim()[1], -math.inf
+  gap, height = 0.065 * axes.get_ylim()[1], -math.inf
   for name, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
     height = max(y, height + gap)
     axes.annotate(
         _text(name), (x, height), (6, 0), textcoords='offset points',
-        color=color, fontsize='small', va='center', annotation_clip=False,
+        color=color, fontsize=_SMALL_TEXT, va='center', annotation_clip=False,
     )
   ticks = np.linspace(0, last, 6)
   axes.set_xticks([*ticks, no_dp], [*(f'{x:g}' for x in ticks), 'no DP'])
@@ -462,15 +576,48 @@ def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
 
 
 def color_of(runs: Runs, run: runs_lib.Run) -> str:
-  """Returns the colour of a run among runs, as `#rrggbb`."""
-  # By place, so that a run has one colour in all plots of a report.
-  number = list(runs).index(run)
-  # tab10 has 10 colours.
-  if len(runs) <= 10:
-    rgb = matplotlib.colormaps['tab10'](number)
-  else:
-    rgb = matplotlib.colormaps['turbo'](number / (len(runs) - 1))
-  return '#' + ''.join(f'{round(255 * part):02x}' for part in rgb[:3])
+  """Returns the colour of a run among runs, as `#rrggbb`.
+
+  It is that of the run's mechanism in `COLORS`, unless an earlier run has it.
+  """
+  runs = list(runs)
+  if len(runs) > len(PALETTE):
+    rgb = matplotlib.colormaps['turbo'](runs.index(run) / (len(runs) - 1))
+    return '#' + ''.join(f'{round(255 * part):02x}' for part in rgb[:3])
+  mechanisms = list(map(mechanism, runs))
+  firsts = {name: mechanisms.index(name) for name in reversed(mechanisms)}
+  taken = {COLORS[name] for name in firsts}
+  others = iter(color for color in PALETTE if color not in taken)
+  colors = [
+      COLORS[name] if firsts[name] == number else next(others)
+      for number, name in enumerate(mechanisms)
+  ]
+  return colors[runs.index(run)]
+
+
+def mechanism(run: runs_lib.Run) -> str:
+  """Returns the key of `COLORS` that fits a run's settings."""
+  if run.unit == 'step' and not run.rounds:
+    return 'public'
+  if not run.rounds.get('noise_multiplier'):
+    return 'no DP'
+  # gin's text names the builders: @blt.BltNoise(), @distributed....
+  noise = ' '.join(
+      run.settings.get(name, '') for name in ('NOISE_PROCESS', 'BUILD_QUERY')
+  ).lower()
+  for name in ('BLT', 'banded', 'distributed'):
+    if name.lower() in noise:
+      return name
+  split = run.settings.get('CLIP_SPLIT', '').strip("'")
+  return split if split in COLORS else 'dim'
+
+
+def _curve_colors(names: Iterable[str]) -> dict[str, str]:
+  """Returns colours of curves: of mechanisms, or else the next free one."""
+  names = list(dict.fromkeys(names))
+  taken = {COLORS[name] for name in names if name in COLORS}
+  free = itertools.cycle([c for c in PALETTE if c not in taken] or PALETTE)
+  return {name: COLORS.get(name) or next(free) for name in names}
 
 
 def audio_by_client(folders: Sequence[str]) -> Figure:
@@ -496,6 +643,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
         label=f'{name}: {len(values):,} clients, {values.sum() / 60:,.1f} h',
     )
   axes.set_xscale('log')
+  _set_plain_ticks(axes.xaxis)
   axes.set_xlabel('minutes of audio of a client')
   axes.set_ylabel('clients')
   axes.legend()
@@ -522,9 +670,9 @@ def _plot_people(
 
 def _set_axes_of_people(axes: axes_lib.Axes, people: str) -> None:
   """Labels the axes, and shades the tenth with the highest rates."""
-  axes.axvspan(90, 100, color='gray', alpha=0.15)
-  axes.text(95, 0.02, 'worst tenth', ha='center', fontsize='small',
-            transform=axes.get_xaxis_transform())
+  axes.axvspan(90, 100, color=_GRAY, alpha=0.15, linewidth=0)
+  axes.text(89, 0.94, 'worst tenth', ha='right', fontsize=_SMALL_TEXT,
+            color=_GRAY, transform=axes.get_xaxis_transform())
   axes.set_xlim(0, 100)
   axes.set_xlabel(f'{people} from best to worst, %')
   axes.set_ylabel('WER of each, %')
@@ -547,8 +695,8 @@ def _text(name: str) -> str:
 def _mark_useful_epsilon(draw: Callable[..., object]) -> None:
   """Draws a line where epsilon is too large to protect anyone."""
   draw(
-      privacy_report.MAX_USEFUL_EPSILON, color='gray', linestyle=':',
-      linewidth=1,
+      privacy_report.MAX_USEFUL_EPSILON, color=_GRAY, linestyle=':',
+      linewidth=1.2,
   )
 
 
@@ -601,14 +749,16 @@ def _over_time(
     is_exact = any(f'not_private/{name}' in run.metrics for run in found)
     panel.set_title(
         metrics[name] + (' (not private)' if is_exact else ''),
-        fontsize='medium',
+        fontsize=_TEXT,
     )
     panel.set_yscale(yscale)
+    if yscale == 'log':
+      _set_plain_ticks(panel.yaxis)
     panel.set_xlabel(
         f'{unit} ({"federated" if unit == "round" else "central"})'
     )
     # Rounds and steps are whole numbers.
-    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(_whole_numbers())
   for row in panels:
     row[0].set_ylabel(label)
   _legend(figure, panels.flat)
@@ -628,7 +778,13 @@ def _figure(
   figure = figure_lib.Figure(figsize=(width, height), layout='constrained')
   panels = figure.subplots(rows, columns, **options)
   for panel in np.atleast_1d(panels).flat:
-    panel.grid(alpha=0.3)
+    panel.grid(alpha=0.25)
+    panel.set_axisbelow(True)
+    panel.spines[['top', 'right']].set_visible(False)
+    panel.set_prop_cycle(color=PALETTE)
+    panel.tick_params(labelsize=_SMALL_TEXT)
+    for axis in (panel.xaxis, panel.yaxis):
+      axis.label.set_size(_TEXT)
   return figure, panels
 
 
@@ -640,19 +796,31 @@ def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
       # One entry for a run that is in several panels.
       handles.setdefault(text, handle)
   if handles:
+    # As many columns of the longest name, with its mark, as have room.
+    widest = max(map(len, handles)) + 6
+    room = int(_CHARACTERS_PER_INCH * figure.get_figwidth() / widest)
     figure.legend(
         list(handles.values()),
         list(handles),
         loc='outside lower center',
-        ncols=min(len(handles), _LEGEND_COLUMNS),
-        fontsize='small',
+        ncols=max(1, min(len(handles), room, _LEGEND_COLUMNS)),
+        fontsize=_SMALL_TEXT,
         frameon=False,
     )
 
 
+def _whole_numbers() -> ticker.Locator:
+  """Returns ticks at round whole numbers."""
+  return ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+
+
 def _set_log_axis(axes: axes_lib.Axes, xs: Iterable[float]) -> None:
-  """Makes an axis logarithmic, with ticks at its numbers only."""
+  """Makes an axis logarithmic, with ticks at its numbers if they are round."""
   axes.set_xscale('log')
+  xs = list(xs)
+  if any(float(f'{x:.2g}') != x for x in xs):
+    _set_plain_ticks(axes.xaxis)
+    return
   marks: list[float] = []
   for x in sorted(xs):
     # Labels of closer numbers would overlap.
@@ -660,6 +828,31 @@ def _set_log_axis(axes: axes_lib.Axes, xs: Iterable[float]) -> None:
       marks.append(x)
   axes.set_xticks(marks, [f'{x:g}' for x in marks])
   axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _set_epsilon_axis(
+    axis: axis_lib.Axis,
+    set_scale: Callable[[str], object],
+    set_limits: Callable[[float], object],
+) -> None:
+  """Makes an axis begin at 0, or logarithmic if a value is far above 10."""
+  if axis.get_view_interval()[1] <= 3 * privacy_report.MAX_USEFUL_EPSILON:
+    set_limits(0)
+  else:
+    set_scale('log')
+    _set_plain_ticks(axis)
+
+
+def _set_plain_ticks(axis: axis_lib.Axis) -> None:
+  """Labels a logarithmic axis with plain round numbers, once it is drawn on."""
+  low, high = axis.get_view_interval()
+  if high < 10 * low:
+    axis.set_major_locator(ticker.MaxNLocator(5))
+  else:
+    subs = (1, 2, 5) if high < 500 * low else (1,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs))
+  axis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f'{x:,.10g}'))
+  axis.set_minor_locator(ticker.NullLocator())
 
 
 def _finite(run: runs_lib.Run, name: str) -> dict[int, float]:

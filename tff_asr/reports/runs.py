@@ -49,6 +49,7 @@ class Privacy(TypedDict):
   delta: float
   epsilon: float | str  # 'inf', because JSON has no infinity.
   groups: list[Rounds]
+  releases: NotRequired[dict[str, int]]  # Rounds that released no model.
 
 
 class Hypothesis(TypedDict):
@@ -102,6 +103,22 @@ class Personalization(TypedDict):
   private: dict[str, int | bool]
 
 
+class PrivateEvaluation(TypedDict):
+  """Fields of an evaluation in private_evaluation.json.
+
+  Intervals have `estimate`, `low` and `high`; an estimate may be None.
+  """
+  word_error_rate: dict[str, Optional[float]]
+  quantiles: dict[str, dict[str, Optional[float]]]
+  histogram: list[float]
+  bin_half_width: float
+  num_people: dict[str, Optional[float]]
+  epsilon: float
+  delta: float
+  total_epsilon: float | str
+  trained_on: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
   """A run, as read from its folder.
@@ -120,6 +137,7 @@ class Run:
     scores: Errors of the evaluated speakers: by what was measured (`WER` and
       others), then by name, in order. Empty: not evaluated.
     personalization: Its personalization.json, or None.
+    private_evaluations: Its private_evaluation.json, the oldest first.
   """
 
   name: str
@@ -135,6 +153,7 @@ class Run:
       dataclasses.field(default_factory=dict)
   )
   personalization: Optional[Personalization] = None
+  private_evaluations: Sequence[PrivateEvaluation] = ()
 
   @property
   def unit(self) -> str:
@@ -164,10 +183,15 @@ class Run:
 
   @property
   def rounds(self) -> Rounds | dict[str, Never]:
-    """Returns the last rounds of its privacy report; empty without one."""
-    # The last: those before are of seed models.
-    groups = (self.privacy or {}).get('groups')
-    return groups[-1] if groups else {}
+    """Returns the last training rounds of its report; empty without one."""
+    # Those before are of seed models, those after of private evaluations.
+    privacy = self.privacy or {}
+    num_evaluations = privacy.get('releases', {}).get('evaluation', 0)
+    for group in reversed(privacy.get('groups', [])):
+      if group['rounds'] > num_evaluations:
+        return group
+      num_evaluations -= group['rounds']
+    return {}
 
   @property
   def speakers(self) -> Mapping[str, word_errors.WordErrors]:
@@ -271,6 +295,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       evaluation=evaluated,
       scores=_scores(evaluated, of=os.path.join(path, evaluation)),
       personalization=_json(path, PERSONALIZATION),
+      private_evaluations=_json(path, run_dir.PRIVATE_EVALUATION, list) or (),
   )
 
 
@@ -329,15 +354,15 @@ def _text(path: str) -> str:
   return files.read(path).decode(errors='replace')
 
 
-def _json(folder: str, name: str) -> Any:
+def _json(folder: str, name: str, kind: type = dict) -> Any:
   """Reads a JSON file of a folder; None without the file."""
   path = os.path.join(folder, name)
   if not os.path.exists(path):
     return None
   try:
     content = files.parse_json(_text(path))
-    if not isinstance(content, dict):
-      raise ValueError('it is not an object')
+    if not isinstance(content, kind):
+      raise ValueError(f'it is not a {kind.__name__}')
   except ValueError as e:
     raise ValueError(
         f'{path} is damaged ({e}): train or evaluate the run again.'

@@ -11,6 +11,7 @@ first row has the columns' titles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import math
 import re
 import statistics
@@ -27,6 +28,8 @@ from tff_asr.storage import tensor_file
 
 Table = Sequence[Sequence[str]]
 
+# In the column `private`.
+PUBLIC_DATA, NOT_PRIVATE = 'public data', 'NOT PRIVATE'
 # Names of runs and speakers may contain them.
 _CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
 
@@ -106,32 +109,44 @@ def parse(
 
   Args:
     texts: RUN or LABEL=RUN,RUN, where RUN is a folder. The label may contain
-      equals signs.
+      equals signs; it names the run in plots, too.
     evaluation: Name of the file that an evaluation wrote in the folders.
 
   Raises:
     ValueError: An argument names no run, a label is repeated, or as
       `runs.read`.
   """
-  paths = {}
+  paths, labels = [], []
   for text in texts:
     # From the right: the label may contain equals signs.
     label, _, folders = text.rpartition('=')
     named = [folder for folder in folders.split(',') if folder]
     if not named:
       raise ValueError(f'{text!r} has no run: give RUN or LABEL=RUN,RUN.')
-    label = label or ', '.join(named)
-    if label in paths:
+    if label and label in labels:
       raise ValueError(f'the label {label!r} is given twice.')
-    paths[label] = named
-  flat = [path for named in paths.values() for path in named]
+    paths.append(named)
+    labels.append(label)
+  flat = [path for named in paths for path in named]
   found = iter(runs_lib.read(flat, evaluation=evaluation))
-  rows = [Row(k, [next(found) for _ in named]) for k, named in paths.items()]
-  # Without a label, a run has the shortest name that tells it apart.
   return [
-      Row(row.first.name, row.runs) if row.label == row.first.path else row
-      for row in rows
+      _row(label, [next(found) for _ in named])
+      for label, named in zip(labels, paths)
   ]
+
+
+def _row(label: str, runs: Sequence[runs_lib.Run]) -> Row:
+  """A row whose runs are named by its label, if it has one."""
+  if not label:
+    # Without a label, a run has the shortest name that tells it apart.
+    return Row(', '.join(run.name for run in runs), runs)
+  names = [label] if len(runs) == 1 else [
+      f'{label} {number}' for number in range(1, len(runs) + 1)
+  ]
+  return Row(
+      label,
+      [dataclasses.replace(run, name=name) for run, name in zip(runs, names)],
+  )
 
 
 def overview(rows: Sequence[Row]) -> Table:
@@ -157,6 +172,23 @@ def overview(rows: Sequence[Row]) -> Table:
           for row, each in zip(rows, cells)
       ),
   ]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+  """Returns the rows' language models and rules of comparison, a line each."""
+  lines = []
+  for title, show in (
+      ('LM', language_models),
+      ('Normalised', lambda row: row.first.normalization),
+  ):
+    found: dict[str, list[str]] = {}
+    for row in rows:
+      if text := show(row):
+        found.setdefault(text, []).append(row.label)
+    for text, labels in found.items():
+      whose = f' of {", ".join(labels)}' if len(found) > 1 else ''
+      lines.append(f'{title}{whose}: {text}')
+  return lines
 
 
 def difference(row: Row, first: Row, measure: str) -> str:
@@ -262,6 +294,41 @@ def personal_gains(runs: Sequence[runs_lib.Run]) -> Table:
   return cells
 
 
+def private_evaluations(runs: Sequence[runs_lib.Run]) -> Table:
+  """Returns the private evaluations of runs, and the epsilon that each cost."""
+  found = [(run, each) for run in runs for each in run.private_evaluations]
+  shares = sorted({share for _, each in found for share in each['quantiles']})
+  cells = [[
+      'private evaluation, %',
+      'people',
+      'WER (95 %)',
+      *(f'{100 * float(share):.0f} % of people at most' for share in shares),
+      'epsilon of it',
+      'with the training',
+  ]]
+  for run, each in found:
+    people = each['num_people']['estimate']
+    cells.append([
+        run.name,
+        f'{people:,.0f} ' + (
+            'it was trained on' if each['trained_on'] else 'others'
+        ),
+        _noised(each['word_error_rate']),
+        *(_noised(each['quantiles'].get(share)) for share in shares),
+        privacy_report.format_epsilon(each['epsilon']),
+        privacy_report.format_epsilon(float(each['total_epsilon'])),
+    ])
+  return cells
+
+
+def _noised(found: Optional[Mapping[str, Optional[float]]]) -> str:
+  """A noised rate in percent with its interval; empty for None."""
+  if found is None:
+    return ''
+  low, high = (percent(found[end]) for end in ('low', 'high'))
+  return f'{percent(found["estimate"]) or "not known"} ({low} to {high})'
+
+
 def gains_by_group(runs: Sequence[runs_lib.Run]) -> Table:
   """Returns WER before and after adapting by group, one column per run."""
   by_run = [speakers_lib.gains_by_group(run) for run in runs]
@@ -327,6 +394,34 @@ def markdown(table: Table) -> str:
   return '\n'.join(lines)
 
 
+def fitted(table: Table, *, width: int = 100) -> list[Table]:
+  """Returns a table as tables whose Markdown fits a terminal, if possible.
+
+  Args:
+    table: The table.
+    width: Columns of the terminal.
+
+  Returns:
+    The table; or the table with rows and columns exchanged; or tables of some
+    of its columns each, which begin with the first column.
+  """
+  for each in (table, list(map(list, zip(*table)))):
+    if _width(each) <= width:
+      return [each]
+  columns = list(zip(*table))
+  parts = [columns[:1]]
+  for column in columns[1:]:
+    if len(parts[-1]) > 1 and _width(list(zip(*parts[-1], column))) > width:
+      parts.append(columns[:1])
+    parts[-1] = [*parts[-1], column]
+  return [list(map(list, zip(*part))) for part in parts]
+
+
+def _width(table: Table) -> int:
+  """Characters in a line of a table's Markdown."""
+  return len(markdown(table).partition('\n')[0])
+
+
 def percent(rate: Optional[float]) -> str:
   """Formats a rate in percent; empty for None."""
   return '' if rate is None else f'{100 * rate:.1f}'
@@ -350,6 +445,18 @@ def epsilon(row: Row) -> str:
   known = [run.epsilon for run in row.runs if run.epsilon is not None]
   # The largest: each run of a row was released.
   return privacy_report.format_epsilon(max(known)) if known else ''
+
+
+def epsilon_by(row: Row) -> str:
+  """Formats epsilon with the accountant that computed it, as '4.94 (PLD)'."""
+  shown = epsilon(row)
+  for name in ('pld', 'rdp'):
+    known = [
+        (run.privacy or {}).get(f'epsilon_{name}') for run in row.runs
+    ]
+    if shown and known == [run.epsilon for run in row.runs]:
+      return f'{shown} ({name.upper()})'
+  return shown
 
 
 def rate(row: Row, measure: str = runs_lib.WER) -> str:
@@ -407,11 +514,11 @@ def _progress(row: Row) -> str:
 
 def _private(row: Row) -> str:
   if all(run.is_public for run in row.runs):
-    return 'public data'
+    return PUBLIC_DATA
   if not any(run.privacy_report for run in row.runs):
     return ''
   is_private = all(run.privacy and run.privacy['private'] for run in row.runs)
-  return 'yes' if is_private else 'NOT PRIVATE'
+  return 'yes' if is_private else NOT_PRIVATE
 
 
 def _cohort(row: Row) -> str:
@@ -474,12 +581,10 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'WER % with LM': lambda row: rate(row, runs_lib.WER_WITH_LM),
     'with LM: minus {first} (95 %)': lambda row: '',
     'CER % with LM': lambda row: rate(row, runs_lib.CER_WITH_LM),
-    'language model': language_models,
-    'normalised': lambda row: row.first.normalization,
     'dev WER %': lambda row: percent(row.last('dev_word_error_rate')),
     'dev loss': lambda row: _show(row.last('dev_loss'), '.3f'),
     'masked accuracy %': _masked_accuracy,
-    'epsilon': epsilon,
+    'epsilon': epsilon_by,
     'private': _private,
     'cohort of population': _cohort,
     'noise multiplier': lambda row: number(
