@@ -68,24 +68,28 @@ def create_weighted_process(
   return _without_guarantee(inner, weight_type)
 
 
+def _state_without_guarantee(inner_state: clipping_lib.Nest) -> State:
+  """The state of a process that adds no noise."""
+  # The ledger charges an infinite epsilon for it.
+  event = dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
+  # The key is never drawn from; the counter counts rounds.
+  query_state = queries.QueryState.initial(
+      l2_norm_clip=float('inf'), noise_multiplier=0.0
+  )
+  return State(
+      query_state, tf.nest.map_structure(tf.constant, event), inner_state
+  )
+
+
 def _without_guarantee(
     inner: tff.templates.AggregationProcess, weight_type: tff.Type
 ) -> tff.templates.AggregationProcess:
   """Adds the state of a query without a guarantee to a process."""
   _, value_type, _ = inner.next.type_signature.parameter
 
-  @tff.tensorflow.computation(inner.initialize.type_signature.result.member)
-  def add_query_state(inner_state):
-    # No noise: the ledger charges an infinite epsilon.
-    event = dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
-    # The key is never drawn from; the counter counts rounds.
-    query_state = queries.QueryState.initial(
-        l2_norm_clip=float('inf'), noise_multiplier=0.0
-    )
-    return State(
-        query_state, tf.nest.map_structure(tf.constant, event), inner_state
-    )
-
+  add_query_state = tff.tensorflow.computation(
+      _state_without_guarantee, inner.initialize.type_signature.result.member
+  )
   state_type = add_query_state.type_signature.result
 
   @tff.tensorflow.computation(

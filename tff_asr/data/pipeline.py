@@ -466,13 +466,7 @@ class Pipeline:
     num_samples = ordered(num_samples)
     # Cut after placeholders got their few frames: an utterance that is left out
     # takes little room in its batch.
-    starts = batch_starts(
-        num_samples,
-        log_mel.samples_of_seconds(self.max_batch_sec),
-        max_padding=self.max_padding,
-    )
-    ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
-    bounds = tf.stack([starts, ends], axis=1)
+    bounds = self._batch_bounds(num_samples)
     if is_training:
       # Otherwise each chunk would go from short to long utterances.
       bounds = tf.random.experimental.stateless_shuffle(bounds, order_seed)
@@ -494,6 +488,16 @@ class Pipeline:
         batch_seed,
         augment_seed,
     )
+
+  def _batch_bounds(self, num_samples: tf.Tensor) -> tf.Tensor:
+    """Each batch's first utterance and the one after its last: int32 [N, 2]."""
+    starts = batch_starts(
+        num_samples,
+        log_mel.samples_of_seconds(self.max_batch_sec),
+        max_padding=self.max_padding,
+    )
+    ends = tf.concat([starts[1:], [tf.size(num_samples)]], axis=0)
+    return tf.stack([starts, ends], axis=1)
 
   @tf.autograph.experimental.do_not_convert
   def slice_batch(

@@ -68,17 +68,9 @@ def build(
   """
   fractions_of = speed_fractions(speeds)
   checks.in_range(0, 1, reverb_prob=reverb_prob, noise_prob=noise_prob)
-  ranges = dict(
+  _check_ranges(
       rt60_sec=rt60_sec, direct_to_reverb_db=direct_to_reverb_db, snr_db=snr_db
   )
-  for name, (low, high) in ranges.items():
-    checks.finite(**{name: low})
-    checks.finite(**{name: high})
-    if low > high:
-      raise ValueError(
-          f'{name} must be a smallest and a largest value, found {low:g} and '
-          f'{high:g}.'
-      )
   checks.positive(rt60_sec=rt60_sec[0])
 
   def augment_one(
@@ -125,6 +117,18 @@ def build(
     )
 
   return augment
+
+
+def _check_ranges(**ranges: _Range) -> None:
+  """Raises ValueError unless each is a smallest and a largest finite value."""
+  for name, (low, high) in ranges.items():
+    checks.finite(**{name: low})
+    checks.finite(**{name: high})
+    if low > high:
+      raise ValueError(
+          f'{name} must be a smallest and a largest value, found {low:g} and '
+          f'{high:g}.'
+      )
 
 
 def speed_fractions(speeds: Sequence[float]) -> list[fractions.Fraction]:

@@ -48,7 +48,9 @@ def build_count(
   """
   pipeline = once(pipeline)
   sum_batches = build_sum(
-      build_count_batch(model, pipeline.tokenizer), pipeline=pipeline
+      build_count_batch(model, pipeline.tokenizer),
+      person_errors.PersonErrors.specs(),
+      pipeline=pipeline,
   )
 
   @tf.function(autograph=False)
@@ -58,8 +60,7 @@ def build_count(
         seed=tf.zeros([2], tf.int32),  # Nothing is random in an evaluation.
         num_epochs=1,
     )
-    counts = sum_batches(weights, client, person_errors.PersonErrors.zero())
-    return ClientErrors(client.client_id, counts)
+    return ClientErrors(client.client_id, sum_batches(weights, client))
 
   return count_errors
 
@@ -88,25 +89,26 @@ def build_count_batch(
 
 def build_sum(
     measure: Callable[[weights_lib.Weights, pipeline_lib.Batch], _Sums],
+    specs: _Sums,
     *,
     pipeline: pipeline_lib.Pipeline,
-) -> Callable[
-    [weights_lib.Weights, pipeline_lib.ClientExamples, _Sums], _Sums
-]:
+) -> Callable[[weights_lib.Weights, pipeline_lib.ClientExamples], _Sums]:
   """Builds the graph function that adds measurements of a client's batches.
 
   Args:
     measure: Measures a batch.
+    specs: Tensor specs of what it returns.
     pipeline: Examples to batches; see `once`.
 
   Returns:
-    From weights, a client and sums to which its measurements are added.
+    From weights and a client to the sums; zeros for a client without batches.
   """
   measure = tf.autograph.experimental.do_not_convert(measure)
 
   # AutoGraph converts the loops.
   @tf.function
-  def sum_batches(weights, client, sums):
+  def sum_batches(weights, client):
+    sums = tf.nest.map_structure(_zeros, specs)
     for chunk_num in tf.range(client.num_chunks):
       chunk = pipeline.pack(
           pipeline.read_chunk(client, chunk_num, is_training=False),
@@ -120,3 +122,8 @@ def build_sum(
     return sums
 
   return sum_batches
+
+
+@tf.autograph.experimental.do_not_convert
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+  return tf.zeros(spec.shape, spec.dtype)

@@ -187,20 +187,14 @@ def _build_client(
       model, pipeline, adaptation.local, adaptation.frozen(model.specs)
   )
   evaluated = client_evaluation.once(pipeline)
-  sum_batches = client_evaluation.build_sum(measure, pipeline=evaluated)
   specs = _measurement_specs(measure, model, evaluated)
+  evaluate = client_evaluation.build_sum(measure, specs, pipeline=evaluated)
   seed = weights_lib.seed_pair(adaptation.seed)
   # 0: the broadcast model. The largest int32 stands for all.
   numbers = [0, *(
       tf.int32.max if number is None else number
       for number in adaptation.num_utterances
   )]
-
-  def evaluate(weights, client):
-    zeros = tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, spec.dtype), specs
-    )
-    return sum_batches(weights, client, zeros)
 
   @tf.function
   def adapt(weights, client):

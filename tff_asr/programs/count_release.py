@@ -93,13 +93,7 @@ def release(
         f'{num_elements:,}.'
     )
   client_ids = _client_ids(run, corpus)
-  for public in public_corpora:
-    found = public_data.count_overlap(run, client_data_lib.load(public))
-    if found.private_speakers:
-      raise ValueError(
-          f'{public} is to be public, but has {found.private_speakers:,} of '
-          f'the private speakers of {run}: take data without them.'
-      )
+  _check_public(run, public_corpora)
   lock = run_dir.RunLock(run)
   try:
     with _open_ledger(run) as ledger:
@@ -126,21 +120,9 @@ def release(
               noise_multiplier, num_elements=num_elements
           ),
       )
-      round_num = sum(group.count for group in charged)
       # On disk before anything can see the counts.
-      ledger.append(ledger_lib.Round(
-          round_num=round_num,
-          cost=cost,
-          identity=ledger_lib.round_identity(
-              noise_key=key,
-              noise_counter=0,
-              # All clients take part: no cohort is drawn.
-              sampler_key=np.zeros_like(key),
-              round_num=round_num,
-              configuration=f'{__name__} {num_elements}',
-          ),
-          result=private_rounds.digest(counts),
-          release='counts',
+      ledger.append(_round(
+          cost, counts, key=key, round_num=sum(each.count for each in charged)
       ))
       report = private_rounds.update_privacy_report(
           run, ledger.contents, delta=delta
@@ -150,6 +132,42 @@ def release(
       )
   finally:
     lock.release()
+
+
+def _check_public(run: str, corpora: Sequence[str]) -> None:
+  """Raises ValueError if one has speakers that are private in the run."""
+  for corpus in corpora:
+    found = public_data.count_overlap(run, client_data_lib.load(corpus))
+    if found.private_speakers:
+      raise ValueError(
+          f'{corpus} is to be public, but has {found.private_speakers:,} of '
+          f'the private speakers of {run}: take data without them.'
+      )
+
+
+def _round(
+    cost: accounting.RoundGroup,
+    counts: np.ndarray,
+    *,
+    key: np.ndarray,
+    round_num: int,
+) -> ledger_lib.Round:
+  """The release as the ledger charges it."""
+  identity = ledger_lib.round_identity(
+      noise_key=key,
+      noise_counter=0,
+      # All clients take part: no cohort is drawn.
+      sampler_key=np.zeros_like(key),
+      round_num=round_num,
+      configuration=f'{__name__} {counts.size}',
+  )
+  return ledger_lib.Round(
+      round_num=round_num,
+      cost=cost,
+      identity=identity,
+      result=private_rounds.digest(counts),
+      release='counts',
+  )
 
 
 def _client_ids(run: str, corpus: str) -> list[str]:
