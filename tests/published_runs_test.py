@@ -92,8 +92,11 @@ _CENTRAL = {
 }
 
 
-# Columns of docs/recipe.md with a setting's value.
+# Letters of the columns of docs/recipe.md that are settings; other letters stand
+# for a part of "differs by".
 _SETTING_COLUMNS = {'S': 'COHORT_SIZE', 'z': 'NOISE_MULTIPLIER'}
+# Such a column's title, or a value after a word error rate.
+_LETTER = re.compile(r'([A-Za-z]) = (\S+)')
 
 
 class _Command(NamedTuple):
@@ -115,16 +118,14 @@ class _Command(NamedTuple):
 
 
 class _Row(NamedTuple):
-  """A row of docs/recipe.md, a run.
+  """A run of docs/recipe.md: a row, or a cell of a row with several runs.
 
   Attributes:
     table: Title of its table.
     run: The run, in words.
     file: Its file of gin/experiments.
     differs_by: Further gin files, and settings.
-    reading: What the paper leaves open in it.
     wer: The printed word error rates, or words.
-    hours: A100 hours, or ''.
     source: Source of the settings.
   """
 
@@ -132,9 +133,7 @@ class _Row(NamedTuple):
   run: str
   file: str
   differs_by: tuple[str, ...]
-  reading: str
   wer: str
-  hours: str
   source: str
 
   @property
@@ -151,27 +150,36 @@ class _Row(NamedTuple):
 
 
 def _read_rows() -> list[_Row]:
-  """The rows of docs/recipe.md; tables leave out columns that are empty."""
-  found, table, names = [], '', []
+  """The runs of docs/recipe.md; `Source: ...` stands above several rows."""
+  found, table, source, names = [], '', '', []
   for line in experiment_files.read('docs/recipe.md').splitlines():
     if line.startswith('### '):
       table = line.removeprefix('### ').split(':')[0]
+    if line.startswith('Source: '):
+      source = line.removeprefix('Source: ').split('.')[0]
     cells = [cell.strip() for cell in line.strip('|').split(' |')]
     if cells[:2] == ['run', 'file']:
       names = cells
-    if len(cells) > 2 and re.fullmatch(r'`(ls|cv)_\w+`', cells[1]):
+    is_run = len(cells) > 2 and re.fullmatch(r'`(ls|cv)_\w+`', cells[1])
+    if is_run and table != 'Table 22':
       row = dict(zip(names, cells, strict=True))
-      found.append(_Row(
-          table, row['run'], row['file'].strip('`'),
-          (
-              *(
-                  f'{macro} = {row[name]}'
-                  for name, macro in _SETTING_COLUMNS.items() if row.get(name)
-              ),
-              *re.findall('`(.+?)`', row.get('differs by', '')),
-          ),
-          row['reading'], row['WER'], row.get('hours', ''), row['source'],
-      ))
+      for name, cell in row.items():
+        if cell and (name == 'WER' or _LETTER.fullmatch(name)):
+          wer, _, value = cell.partition(', ')
+          settings = re.findall('`(.+?)`', row.get('differs by', ''))
+          for letter, setting in _LETTER.findall(f'{name} {value}'):
+            if letter in _SETTING_COLUMNS:
+              settings.append(f'{_SETTING_COLUMNS[letter]} = {setting}')
+            else:
+              settings = [
+                  re.sub(rf'\b{letter}\b', lambda _, s=setting: s, each)
+                  for each in settings
+              ]
+          found.append(_Row(
+              table, row['run'], row['file'].strip('`'), tuple(settings),
+              wer if re.match(r'\d', cell) else cell,
+              row.get('source', source),
+          ))
   return found
 
 
@@ -351,21 +359,10 @@ class RecipeTest(parameterized.TestCase):
           self.assertIn(param.partition(' = ')[0], found)
 
   @parameterized.parameters(*_ROWS)
-  def test_a_row_says_what_it_takes(self, *row):
+  def test_a_row_has_its_rate_and_source(self, *row):
     row = _Row(*row)
-    kind = re.search('central|dp|steps', row.file)
-    is_global = "CLIP_SPLIT = 'global'" in row.differs_by
-    expected = {
-        'central': 'numerics', 'steps': 'steps', None: 'passes',
-        'dp': 'cohorts' if is_global else 'clip',
-    }[kind and kind[0]]
-    largest = 64 if row.file.startswith('ls') else 256
-    if expected == 'passes' and f'COHORT_SIZE = {largest}' in row.differs_by:
-      expected = f'passes, {published_numbers.PROCESSES_OF_THE_LARGEST}'
-    self.assertEqual(row.reading, expected)
     self.assertRegex(row.source, r'^(code|paper|guess|choice)\b')
     self.assertRegex(row.wer, r'^[\d.]+/[\d.]+$|^[a-z]')
-    self.assertRegex(row.hours, r'^[\d,]*$')
 
   @parameterized.parameters(3, 4, 15, 16, 17, 18, 20, 21)
   def test_word_error_rates_are_the_paper_s(self, table):
@@ -385,22 +382,27 @@ class RecipeTest(parameterized.TestCase):
       self.assertEqual(printed.items() & found.items(), printed.items(), run)
 
   def test_hours_are_the_paper_s(self):
-    for row in _ROWS:
-      if not row.hours:
-        continue
-      with self.subTest(row):
-        hours = int(row.hours.replace(',', ''))
-        found = row.command.settings()
-        by_cohort = published_numbers.HOURS_OF_PASSES.get(row.file)
-        if by_cohort:
-          self.assertEqual(hours, by_cohort[int(found['COHORT_SIZE'])])
-        else:
-          self.assertEqual(found['COHORT_SIZE'], '1024')
-          language = found.get('LANGUAGE', "'en'").strip("'")
-          is_noised = float(found['NOISE_MULTIPLIER']) > 0
-          self.assertEqual(
-              hours, published_numbers.HOURS_OF_STEPS[language, is_noised]
-          )
+    lines = experiment_files.read('docs/recipe.md').splitlines()
+    number = lambda cell: int(cell.replace(',', ''))
+    rows = [
+        [cell.strip('` ') for cell in line.strip('|').split(' |')]
+        for line in lines[lines.index('### Table 22: A100 hours'):]
+    ]
+    names = rows[[row[0] for row in rows].index('run')]
+    of_passes = {
+        row[1]: {
+            int(name.removeprefix('S = ')): number(cell)
+            for name, cell in zip(names[2:], row[2:], strict=True) if cell
+        }
+        for row in rows if row[1:] and row[1] in _FEDERATED
+    }
+    self.assertEqual(of_passes, published_numbers.HOURS_OF_PASSES)
+    of_steps = {
+        (language, row[0].endswith(', noise')): number(cell)
+        for row in rows if row[0].startswith('10 steps')
+        for language, cell in zip(('en', 'fr', 'de'), row[1:], strict=True)
+    }
+    self.assertEqual(of_steps, published_numbers.HOURS_OF_STEPS)
 
   def test_runs_have_the_code_s_rounds(self):
     for name in _FEDERATED:
