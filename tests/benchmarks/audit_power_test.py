@@ -54,7 +54,7 @@ class AuditPowerTest(parameterized.TestCase):
   ))
   @pytest.mark.slow
   def test_power_is_as_stated(self, defect):
-    # docs/attacks.md states 98 % or more: fewer than 17 of 20 come 1 time in
+    # docs/attacks.md states 96 % or more: fewer than 17 of 20 come 7 times in
     # 1,000. Seeded.
     hits = sum(
         bool(audit_power.found(defect, _SETTING, seed=seed))
