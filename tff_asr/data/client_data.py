@@ -139,6 +139,8 @@ def dataset_computation(
       fields = list(client)
       rows = records.locations_of(records.ClientRecordLocations(*fields[:3]))
       if is_weighted:
+        # A dataset has no place for what belongs to the client, so each row has
+        # it.
         rows[records.WEIGHT] = tf.fill(
             tf.shape(rows[records.OFFSET]), fields[3]
         )

@@ -69,6 +69,7 @@ def _make_call(reduction: tf.compat.v1.NodeDef, name: str) -> None:
       Tin=[_VARIANT, *state, *captured],
       Tout=state,
   )
+  # `CopyFrom` drops what the call does not have.
   call.device = reduction.device
   reduction.CopyFrom(call)
 
@@ -250,5 +251,7 @@ def _build_function(
     function.ret[f'output{index}'] = tensor
   function.signature.control_output.append(last)
   function.control_ret[last] = last
+  # Without it, calls whose outputs are unused or equal could be pruned or
+  # merged.
   function.signature.is_stateful = True
   return function

@@ -96,6 +96,7 @@ class FrontEnd:
         num_layers=self.num_layers,
         placeholder_frames=self.placeholder_frames,
     )
+    # `models.layer_mix` divides a frame into equal parts.
     if self.feature_dim % self.num_layers:
       raise ValueError(
           f'feature_dim must be divisible by num_layers, found '
@@ -139,6 +140,7 @@ class FrontEnd:
       features float32 [B, T, F] and feature_lengths int32 [B].
     """
     if tensors is None:
+      # A graph then holds the paths of the files, not their content.
       tensors = {name: each.read() for name, each in self.tensors.items()}
     return self.compute(waveforms, num_samples, tensors)
 
@@ -161,6 +163,8 @@ class FrontEnd:
     Args:
       frames: Integer or integer tensor of any shape, at least 1.
     """
+    # frame_shift different durations have one number of frames. The middle one
+    # is wrong by half a shift at most.
     first = self.window - self.frame_shift + self.frame_shift // 2
     return self.frame_shift * frames + first
 

@@ -69,11 +69,13 @@ def summarize(
   Raises:
     ValueError: As `confidence.difference`.
   """
+  # Before people without words are left out: they, too, may be drawn.
   difference = confidence.difference(after, before, words)
   before, after, words = (
       np.asarray(counts, np.int64)[np.asarray(words) > 0]
       for counts in (before, after, words)
   )
+  # Of rates of people, each of whom counts once, whatever they said.
   deciles = lambda errors: np.percentile(errors / words, _DECILES).tolist()
   return Gains(
       num_people=len(words),

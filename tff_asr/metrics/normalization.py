@@ -38,6 +38,7 @@ def _join_compounds(reference: str, hypothesis: str) -> tuple[str, str]:
         [word for pair in pairs[start:end] if (word := getattr(pair, field))]
         for field in ('reference', 'hypothesis')
     )
+    # Of the stretch as a whole: 'every one' is aligned as two errors.
     is_equal = ''.join(references) == ''.join(hypotheses)
     words += references if is_equal else hypotheses
     words += [pair.hypothesis for pair in pairs[end : end + 1]]
@@ -77,6 +78,7 @@ def normalize(
     hypothesis: The recognised text.
     rules: Names of `RULES`.
   """
+  # In the order of RULES: compounds are joined after hyphens are spaces.
   for name, rule in RULES.items():
     if name in rules:
       reference, hypothesis = rule(reference, hypothesis)

@@ -109,6 +109,7 @@ class PersonVectors:
     has_rate = counts.words >= self.min_words
     # Integers, so that no rounding moves a person to another bin.
     words = tf.maximum(counts.words, 1)
+    # Insertions may outnumber the words: a rate above 1 would exceed the norm.
     errors = tf.minimum(counts.errors, words)
     rate_bin = tf.minimum(errors * self.num_bins // words, self.num_bins - 1)
     rate = tf.cast(errors, tf.float64) / tf.cast(words, tf.float64)
@@ -116,6 +117,7 @@ class PersonVectors:
         tf.cast(tf.minimum(words, self.max_words), tf.float64) / self.max_words
     )
     weight = tf.where(has_rate, weight, 0.0)
+    # The last element is the bin of people with too few words.
     chosen = tf.where(has_rate, rate_bin, self.num_bins)
     vector = tf.concat(
         [
@@ -124,6 +126,8 @@ class PersonVectors:
         ],
         axis=0,
     )
+    # float64 up to here. This rounding may lift the norm above 1 by some 2^-24;
+    # the clip of the query then takes it down.
     return tf.cast(vector, tf.float32)
 
   def estimate(
@@ -178,6 +182,7 @@ class PersonVectors:
         },
         histogram=tuple(float(count) for count in histogram),
         bin_half_width=half_width,
+        # A sum of K bins, each with noise of its own.
         num_people=around(rates.sum(), half_width * math.sqrt(self.num_bins)),
         num_too_few_words=around(too_few, half_width),
     )
@@ -217,6 +222,7 @@ def _ratio(
     return confidence.Interval(math.nan, 0.0, 1.0)
   c = errors**2 - error_variance
   middle = errors * words / a
+  # For a > 0 there are real roots; rounding alone makes this negative.
   root = math.sqrt(max(0.0, middle**2 - c / a))
   limit = lambda rate: float(np.clip(rate, 0, 1))
   return confidence.Interval(
@@ -229,6 +235,7 @@ def _at_least_0(counts: np.ndarray, *, total: float) -> np.ndarray:
 
   Setting negative counts to 0 would add people to the empty bins at the ends.
   """
+  # Euclidean projection to a simplex (Duchi et al. 2008, figure 1).
   total = max(0.0, total)
   descending = np.sort(counts)[::-1]
   excess = (np.cumsum(descending) - total) / np.arange(1, len(counts) + 1)
@@ -264,6 +271,7 @@ def _quantile_interval(
   num_bins = len(noised)
   num_below = np.arange(1, num_bins)
   difference = np.cumsum(noised)[:-1] - share * noised.sum()
+  # T weighs the noise of the bins up to k by 1 - p, that of the others by -p.
   variance = stddev**2 * (
       num_below * (1 - share) ** 2 + (num_bins - num_below) * share**2
   )
@@ -279,4 +287,5 @@ def _quantile_interval(
 
 def _run_length(flags: Sequence[bool]) -> int:
   """Number of true flags before the first false one."""
+  # argmin of true flags alone would be 0.
   return int(np.argmin(np.append(flags, False)))

@@ -62,6 +62,7 @@ def build(
 
   def apply(weights, features, feature_lengths, seed):
     shape = tf.shape(features)
+    # As `pretrained.features` joined them: layer after layer.
     parts = tf.reshape(features, [shape[0], shape[1], num_layers, width])
     return head(weights, parts, feature_lengths, seed), feature_lengths
 
@@ -95,6 +96,7 @@ def build_on(
   """
   chosen = encoder_lib.choose_layers(encoder, layers)
   head = _Head(len(chosen), encoder.output_dim, dim, kernel_size, dropout)
+  # Both trained and frozen ones, so that `select` finds them together.
   below = lambda mapping: weights_lib.prefix('encoder', mapping)
 
   def apply(weights, features, feature_lengths, seed):

@@ -250,6 +250,7 @@ class _Front:
         hidden = self._normalize(
             weights_lib.select('norm', own), hidden, lengths
         )
+      # Frames past the end are finite, and none before the end reads them.
       hidden = gelu_block.exact_gelu(hidden)
     return hidden
 

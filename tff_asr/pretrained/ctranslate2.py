@@ -239,6 +239,7 @@ class _Cursor:
     layout = struct.Struct(f'<{codes}')
     start = self.offset
     self.skip(layout.size)
+    # `skip` has moved on, after it found that the file has as many bytes.
     self._file.seek(start)
     return layout.unpack(self._file.read(layout.size))
 
@@ -270,6 +271,7 @@ def _read_table(cursor: _Cursor) -> tuple[str, dict[str, _Variable]]:
       )
     # Weights that are tied lie in the file once.
     variables[alias] = variables[name]
+  # A table that was misread seldom ends where the file does.
   if cursor.offset != cursor.size:
     raise ValueError(
         f'{cursor.path} goes on for {cursor.size - cursor.offset} bytes after '

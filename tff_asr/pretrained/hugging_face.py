@@ -75,6 +75,7 @@ class FolderTensors:
     self._places, self.shapes = {}, {}
     for path in self.paths:
       for full_name, shape in _read_shapes(path).items():
+        # A model without a head has the same names without the prefix.
         name = full_name.removeprefix(prefix)
         if name in self.shapes:
           raise ValueError(
@@ -88,6 +89,7 @@ class FolderTensors:
         self.shapes[f'{_POSITIONS}.weight'] = self.shapes[names[1]]
         self._check_norms(*names)
         for name in names:
+          # What is left in `shapes` is matched with the rules one by one.
           del self.shapes[name]
 
   def _check_norms(self, norm: str, direction: str) -> None:
@@ -115,6 +117,7 @@ class FolderTensors:
     try:
       with safetensors.safe_open(path, framework='numpy') as file:
         dtype = file.get_slice(full_name).get_dtype()
+        # Integers of a quantised model mean nothing without their scales.
         if dtype not in _FLOATS:
           raise ValueError(
               f'{path}: {full_name!r} is of the type {dtype}, as in a '
@@ -219,6 +222,7 @@ def load(folder: str) -> public_model.PublicModel:
   if family == 'whisper':
     front_end = public_model.WHISPER_LOG_MEL
     front_end_settings = {'num_mel_bins': settings['feature_dim']}
+    # Later frames would have no position.
     max_duration_sec = settings['max_positions'] * _POSITION_SEC
   else:
     front_end = public_model.WAVEFORM
@@ -270,6 +274,7 @@ def _find_files(folder: str) -> tuple[str, list[str]]:
     raise ValueError(_without_safetensors(folder))
   try:
     names = set(files.parse_json(files.read(index))['weight_map'].values())
+    # The index may come from a stranger, and must not name files elsewhere.
     is_plain = all(os.path.basename(name) == name for name in names)
   except (ValueError, KeyError, TypeError, AttributeError):
     names, is_plain = set(), False

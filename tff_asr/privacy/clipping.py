@@ -228,12 +228,14 @@ def factors(
   Returns:
     float64 [] for each tensor. A norm of 0 or an infinite clip gives 1.
   """
+  # By tensor: those of one layer need not be neighbours.
   result = [None] * len(squared_norms)
   if layers[0].share is None:
     return [_factor(tf.add_n(squared_norms), clip)] * len(squared_norms)
   is_over = None
   # The published code rescales only updates above the whole clip.
   if rule == 'rescale':
+    # Squares of layers in float64: their sum has the norm of the whole update.
     is_over = tf.sqrt(tf.add_n(squared_norms)) > clip
   for layer, layer_clip in zip(layers, layer_clips, strict=True):
     squared_norm = layer_square(squared_norms, layer)
@@ -272,5 +274,6 @@ def names(record: Nest) -> list[str]:
   numbered = tf.nest.pack_sequence_as(record, list(range(count)))
   found = [''] * count
   for path, place in tree.flatten_with_path(numbered):
+    # An update of one tensor has no path.
     found[place] = '/'.join(map(str, path)) or 'update'
   return found

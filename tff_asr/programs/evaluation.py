@@ -244,7 +244,9 @@ class Evaluator:
               decoded['ids'].to_list(),
           )
       )
+      # In float64: a float32 sum over many batches loses digits.
       loss_sum += float(decoded['loss_sum'])
+      # The loss is a mean over utterances, and batches differ in size.
       num_losses += float(decoded['num_losses'])
       is_long = (batch['feature_lengths'] > self._pipeline.max_frames).numpy()
       too_long.update(

@@ -51,6 +51,7 @@ def read(run: str) -> dict[str, Tuned]:
     return {}
   try:
     content = files.parse_json(files.read(path))
+    # Here and not at the first use, after a decoding that takes hours.
     for entry in content.values():
       float(entry['alpha'] + entry['beta'])
     return content
@@ -118,6 +119,7 @@ def tune(
         word_errors.count(reference, beam_search(logits)[0].text)
         for reference, logits in decoded
     ])
+  # References are the same for each pair of weights.
   num_words = word_errors.total(found[0]).words
   if not num_words:
     raise ValueError('the dev speakers have no words to tune weights on.')
@@ -147,5 +149,6 @@ def _choose(errors: np.ndarray) -> int:
   best = errors[errors.sum(axis=1).argmin()]
   # Paired by utterance: most are decoded alike.
   differences = errors - best
+  # The standard error of a sum of differences over utterances.
   is_close = differences.sum(axis=1) <= np.sqrt((differences**2).sum(axis=1))
   return int(is_close.argmax())

@@ -167,6 +167,7 @@ async def personalize(
           for run, overlap in zip(runs, overlaps, strict=True)
       ),
   )
+  # Before the first client adapts: a damaged file is found in seconds.
   weights = list(map(read, runs))
   personalizer = Personalizer(
       model=model,
@@ -272,6 +273,7 @@ def _print_result(
   for row in result['gains']:
     number = row['num_utterances']
     label = 'all utterances' if number is None else f'{number} utterances'
+    # `_summary` was empty.
     if 'num_people' not in row:
       print(f'{run}, {label}: no person has that many.')
       continue

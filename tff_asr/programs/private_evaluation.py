@@ -180,6 +180,7 @@ async def evaluate(settings: PrivateEvaluation) -> dict[str, Any]:
       is_protected=True,
       on_shared_data=public_data.REFUSE,
   )
+  # Two programs that charge one ledger would break its chain of digests.
   lock = run_dir.RunLock(settings.run)
   try:
     with private_rounds.reopen_ledger(
@@ -251,6 +252,7 @@ def _plan(
   noise_multiplier = float(
       np.nextafter(np.float32(noise_multiplier), np.float32('inf'))
   )
+  # Variances of the rounds' noise add up, and so do the people.
   half_width = settings.vectors.half_width(
       noise_multiplier=noise_multiplier * math.sqrt(settings.num_rounds),
       num_people=settings.num_rounds * sampling.cohort_size,
@@ -273,6 +275,7 @@ async def _run_rounds(
   tff.framework.set_default_context(settings.context)
   process = settings.build_process(plan.noise_multiplier)
   state = await process.initialize()
+  # Sorted: for TFF the order of the names is a part of the type.
   state = state._replace(
       global_model_weights=weights_lib.Weights(
           sorted(settings.read_weights().items())
@@ -287,6 +290,8 @@ async def _run_rounds(
     )
 
   cohorts = settings.cohorts
+  # A key that is never saved: the same evaluation, run again, gets other noise
+  # and is charged again.
   runner = private_rounds.PrivateRoundRunner(
       ledger=ledger,
       noise=private_rounds.NoiseState(
@@ -311,6 +316,8 @@ async def _run_rounds(
           next_cohort_state=next_position,
       )
     state, position = result.output.state, result.next_position
+  # The finalizer adds means over the expected cohort: noised sums over its
+  # size.
   return np.asarray(state.finalizer, np.float64) * cohorts.sampling.cohort_size
 
 
@@ -324,6 +331,7 @@ def _results(
   sampling = settings.cohorts.sampling
   found = settings.vectors.estimate(
       total,
+      # The sum of all rounds has the noise of each, drawn independently.
       stddev=plan.noise_multiplier * math.sqrt(settings.num_rounds) * _CLIP,
       num_people=sampling.population if sampling.kind == 'full' else None,
       sampling_prob=sampling.sampling_prob,

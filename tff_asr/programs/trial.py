@@ -57,10 +57,13 @@ def step_sec(
       loss = tf.reduce_mean(losses)
     return loss, tape.gradient(loss, weights)
 
+  # Traces, and lets kernels choose their algorithms.
   step(weights)
   seconds = []
   for _ in range(num_steps):
     started = time.monotonic()
+    # Waits for the result: on a GPU the call returns before.
     step(weights)[0].numpy()
     seconds.append(time.monotonic() - started)
+  # The mean would follow a pause of a busy machine.
   return statistics.median(seconds)

@@ -122,6 +122,7 @@ def extend_weights(
   if not new:
     return weights
   print(f'{run}: new, and without effect at first: {_size(new)}.')
+  # Of all weights, as a weight's value depends on its name alone.
   initial = weights_lib.initialize(
       model.specs, tf.constant(weights_lib.seed_pair(seed))
   )
@@ -207,6 +208,7 @@ def write_norms(
   by_layer = np.stack([norms[name] for name in names])
   # Norms of layers are components of the norm of the whole gradient.
   all_norms = np.linalg.norm(by_layer, axis=0)
+  # For each way to divide C, before one is chosen.
   shares = _clipped_shares(by_layer, sizes=sizes, clips=clips)
   text = io.StringIO()
   table = csv.writer(text, lineterminator='\n')

@@ -178,6 +178,7 @@ class Run:
     A central run without a ledger gives no guarantee, so its data must be
     public.
     """
+    # A run that goes on has a ledger before it has a report.
     has_ledger = os.path.exists(os.path.join(self.path, run_dir.LEDGER))
     return self.unit == 'step' and not has_ledger and not self.privacy_report
 

@@ -116,6 +116,7 @@ class RunLock:
     # Unbuffered. Child processes do not inherit the file.
     self._file = open(path, 'a+b', buffering=0)
     _lock(self._file, folder)
+    # Only once it is locked: until then the file names the holder.
     self._file.truncate(0)
     self._file.write(f'{os.getpid()} on {socket.gethostname()}\n'.encode())
 
@@ -400,6 +401,7 @@ def check_model(
         'that has ended?'
     )
   header = model_file.read_header(path)
+  # Before names are compared, as every name of the head would be missing.
   if tokens and not header.tokens:
     raise ValueError(
         f'{run} is a pre-trained encoder without a CTC head: fine-tune it '
@@ -501,6 +503,7 @@ def read_ledger(run: str) -> ledger_lib.Contents:
         f'{run} has no privacy ledger ({LEDGER}): is it the folder of a run on '
         'private data, or of one that started from its model?'
     )
+  # The chain of digests shows changed lines; the head, those that were cut off.
   contents = ledger_lib.read(path, head=ledger_of_model(run)[1])
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
@@ -553,6 +556,7 @@ def write_privacy_report(
     report: The report.
   """
   files.write_text(os.path.join(run, PRIVACY_REPORT), f'{report}\n')
+  # Last: programs read this one.
   files.write_json(os.path.join(run, PRIVACY_REPORT_JSON), report.fields)
 
 
