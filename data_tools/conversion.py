@@ -19,6 +19,7 @@ import numpy as np
 from data_tools import archives
 from data_tools import shards
 from data_tools import speaker_splits
+from data_tools import text
 from data_tools import utterances as utterances_lib
 from tff_asr import checks
 from tff_asr import files
@@ -390,16 +391,30 @@ def _folder(setting: str, names: Iterable[str]) -> str | None:
 def _hints(
     output_dir: str, written: Mapping[str, summaries.Summary]
 ) -> list[str]:
-  """Flags for training programs, for the parts that were written."""
+  """What to change, and flags for programs that train on these parts."""
+  lost = f'transcripts {text.LOST_DIGITS}'
+  if any(lost in summary['changed'] for summary in written.values()):
+    return [
+        'Write numbers as words, and convert again: without their digits, some '
+        'transcripts are not what is said.',
+        *_commands(output_dir, written),
+    ]
+  return _commands(output_dir, written)
+
+
+def _commands(
+    output_dir: str, written: Mapping[str, summaries.Summary]
+) -> list[str]:
+  """Commands that train on the parts that were written."""
   data = f'--gin_file={shlex.quote(os.path.join(output_dir, CORPUS_GIN))}'
   names = {name.rpartition('.')[2] for name in written}
   if _folder('DEV_DIR', written) is None:
     return [f'To train, add a dev split: {CORPUS_GIN} names none.']
   if {'public', 'private'} <= names:
     return [
-        'To train on the public speakers: bin/train_central.py'
+        'To train on the public speakers: python bin/train_central.py'
         f' --gin_file=gin/experiments/quickstart_seed.gin {data}',
-        'To train on the private ones from there: bin/train_federated.py'
+        'To train on the private ones from there: python bin/train_federated.py'
         f' --gin_file=gin/experiments/quickstart_federated_dp.gin {data}'
         ' --gin_param="INIT_FROM_RUN = \'FOLDER\'"; docs/own_recordings.md has'
         ' the settings for few speakers.',
@@ -409,7 +424,7 @@ def _hints(
   fewer = f' --gin_param="COHORT_SIZE = {speakers}"'
   return [
       'To train from a public model (docs/pretrained.md):'
-      ' bin/train_federated.py --output_dir=runs/own'
+      ' python bin/train_federated.py --output_dir=runs/own'
       f' --gin_file=gin/experiments/own_recordings_whisper.gin {data}'
       f'{fewer if speakers < _COHORT_SIZE else ""}',
       'Without one, name gin/experiments/own_recordings.gin in its place.',

@@ -29,6 +29,7 @@ import dataclasses
 import functools
 import math
 import os
+import string
 import unicodedata
 
 from absl import flags
@@ -321,6 +322,8 @@ def convert_transcripts(
     letters = text.letters_of(
         [alphabet] if alphabet else first, language=language
     )
+    if not alphabet:
+      _warn_of_missing(letters, part=next(iter(listings)))
     characters = ''.join(sorted(tokenizer.PUNCTUATION + letters))
     convert = functools.partial(
         _normalise_transcript, letters=letters, language=language
@@ -336,6 +339,18 @@ def convert_transcripts(
         ],
     )
   return characters, converted
+
+
+def _warn_of_missing(letters: str, *, part: str) -> None:
+  """Warns of letters of a to z that a small corpus in them happens to lack."""
+  missing = sorted(set(string.ascii_lowercase) - set(letters))
+  # Other scripts have few of them, or none.
+  if 0 < len(missing) <= len(string.ascii_lowercase) // 2:
+    logging.warning(
+        'no transcript of %s has %s, so the model will not write them: '
+        '--alphabet names all letters of your language.',
+        part, ', '.join(missing),
+    )
 
 
 def _keep_transcript(

@@ -581,6 +581,20 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(found, {'train': ['ışık'], 'dev': ['ş']})
     self.assertEqual(characters, " '-kış".replace('ış', 'ış'))
 
+  def test_letters_that_happen_to_be_missing_are_named(self):
+    pangram = 'Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich'
+    with self.assertLogs(level='WARNING') as logs:
+      self.converted(pangram.replace('j', ''), 'ja', keeps=False)
+    self.assertLen(logs.output, 1)
+    self.assertIn('no transcript of train has j,', logs.output[0])
+    for name, transcript, alphabet in (
+        ('none missing', pangram, None),
+        ('named', 'das', 'abcdefghijklm'),
+        ('another script', 'Добрый день', None),
+    ):
+      with self.subTest(name), self.assertNoLogs(level='WARNING'):
+        self.converted(transcript, 'ja', keeps=False, alphabet=alphabet)
+
   def test_transcripts_in_other_letters_say_so(self):
     _, found, listings = self.converted('ja', '東京', keeps=False)
     self.assertEqual(found['dev'], [])
@@ -607,6 +621,8 @@ class ManifestTest(parameterized.TestCase):
         finished.stdout, r'(?s)train .* 17 .*dev .* 2 .*test .* 2 '
     )
     self.assertIn('data/corpus.gin\nWithout one', finished.stdout)
+    # Each transcript is "Ja, 7.", or alike.
+    self.assertIn('\nWrite numbers as words', finished.stdout)
     text = (self.root / 'data/corpus.gin').read_text()
     self.assertIn('CHARACTERS = " \'-aj"', text)
     self.assertRegex(text, "source = 'collected from .* of train: .* COVERED")
@@ -657,8 +673,9 @@ class ManifestTest(parameterized.TestCase):
         '--partition=public=2,private=rest,dev=1,test=1',
     )
     self.assertRegex(
-        finished.stdout, r'public .*bin/train_central.py --gin_file=.*\n.*'
-        r'private .*bin/train_federated.py .*INIT_FROM_RUN'
+        finished.stdout,
+        r'public .*: python bin/train_central.py --gin_file=.*\n.*'
+        r'private .*: python bin/train_federated.py .*INIT_FROM_RUN',
     )
     finished = in_process.run(
         'data_tools.manifest', f'--manifest={manifest_path}', '--workers=0',
