@@ -12,4 +12,5 @@ if [ "$(cat .venvs/docs/installed 2>/dev/null || true)" != "$wanted" ]; then
     --require-hashes -r requirements-docs.txt
   echo "$wanted" > .venvs/docs/installed
 fi
-.venvs/docs/bin/python -m mkdocs build --clean --strict "$@"
+# Material's notice of its successor is for this project's developers.
+NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/python -m mkdocs build --clean --strict "$@"

@@ -19,6 +19,7 @@ _FILES = (
 )
 # A README would be the first page of its folder.
 _README = 'overview.md'
+_HOME = 'index.md'
 
 
 @plugins.event_priority(100)  # Before the plugin that renders notebooks.
@@ -48,6 +49,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
   """Changes links to pages that are elsewhere on the site."""
+  if page.file.src_uri == _HOME:
+    page.meta['hide'] = ['navigation', 'toc']  # Room for three doors.
   if page.file.src_uri in (_README, *_FILES):
     markdown = re.sub(r'(\]\(|\]: )docs/', r'\1', markdown)
   markdown = markdown.replace('](../', '](')
