@@ -127,11 +127,6 @@ _CORPUS = (
     '--voices=clear', '--word_share=0.5', '--num_public_speakers=64',
     '--num_public_utterances=20',
 )
-# More steps than gin/experiments/quickstart_seed.gin: there are more speakers.
-_SEED_SETTINGS = {
-    'NUM_STEPS': 900, 'EVALUATE_EVERY': 300, 'DECAY_START': 500,
-    'DECAY_STEPS': 120,
-}
 # The same noise on the mean as in gin/experiments/quickstart_federated_dp.gin,
 # from fewer speakers, who are too few for a guarantee.
 _SMALL_CORPUS = (
@@ -442,8 +437,6 @@ def _train(run: str, shards: Mapping[str, str]) -> None:
     settings |= _source_settings(run, shards)
   elif _SMALL.value:
     settings |= _SMALL_SETTINGS[run]
-  elif run == 'seed':
-    settings |= _SEED_SETTINGS
   _run(
       os.path.join(
           _BIN, 'train_central.py' if is_central else 'train_federated.py'

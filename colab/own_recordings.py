@@ -121,7 +121,7 @@ CORPUS = f'--gin_file={WORK / "data" / "corpus.gin"}'
 run('train_central', f'--output_dir={WORK / "public"}',
     '--gin_file=gin/experiments/quickstart_seed.gin', CORPUS,
     '--gin_param=NUM_STEPS = 300', '--gin_param=DECAY_START = 200',
-    '--gin_param=EVALUATE_EVERY = 300')
+    '--gin_param=DECAY_STEPS = 75', '--gin_param=EVALUATE_EVERY = 300')
 
 # %% [markdown]
 # ## The private speakers, with differential privacy

@@ -52,7 +52,7 @@ run('train_central', f'--output_dir={RUN}',
     f'--gin_param=TRAIN_DIR = "{WORK / "data" / "public"}"',
     f'--gin_param=DEV_DIR = "{WORK / "data" / "dev"}"',
     '--gin_param=NUM_STEPS = 500', '--gin_param=DECAY_START = 350',
-    '--gin_param=EVALUATE_EVERY = 250')
+    '--gin_param=DECAY_STEPS = 75', '--gin_param=EVALUATE_EVERY = 250')
 
 # %% [markdown]
 # ## The error rate of each person
