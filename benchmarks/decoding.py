@@ -39,10 +39,20 @@ _BEAM_WIDTHS = flags.DEFINE_list('beam_widths', ['32'], 'Prefixes kept.')
 _REPEATS = flags.DEFINE_integer('repeats', 3, 'Measurements of each.')
 
 
-def _judge(
+def judge(
     utterances: Sequence[tuple[str, np.ndarray]], decode: hypothesis.Decode
 ) -> tuple[float, float]:
-  """Returns the WER, and the share of right words above wrong ones."""
+  """Judges a decoding: its errors, and whether its confidences rank words.
+
+  Args:
+    utterances: Reference and logits float32 [S, V] of each utterance.
+    decode: Decodes the logits.
+
+  Returns:
+    The word error rate, and the share of pairs of a right and a wrong word in
+    which the right one has the larger confidence (a tie counts half; NaN if
+    all words are right, or none is).
+  """
   errors = word_errors.WordErrors()
   confidences = {True: [], False: []}
   for reference, logits in utterances:
@@ -90,7 +100,7 @@ def main(_) -> None:
   tokens = loaded.pipeline.tokenizer.tokens
   for name, beam_search in searches.items():
     decode = beam_search or functools.partial(greedy.decode, tokens=tokens)
-    rates[name], areas[name] = _judge(utterances, decode)
+    rates[name], areas[name] = judge(utterances, decode)
   report.write(
       f'Decoding {len(utterances)} utterances',
       [

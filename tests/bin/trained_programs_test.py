@@ -20,6 +20,7 @@ import soundfile
 
 from tests.bin import in_process
 from tests.bin import programs
+from tests.decoding import language_model_test
 from tests import fakes
 from tests import seen
 from tff_asr.privacy import ledger
@@ -237,6 +238,31 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertEqual(transcripts, [self.evaluated['ann-0']] * 2)
     finished = in_process.run('bin/demo.py', f'both={self.run_dir},{copy}')
     self.assertIn('error: both has several runs', finished.stderr)
+
+  @language_model_test.needs_packages
+  def test_cost_of_a_beam_search_is_that_of_the_evaluation(self):
+    words, figures = (
+        os.path.join(self.root, name) for name in ('words.arpa', 'figures.json')
+    )
+    pathlib.Path(words).write_text(language_model_test.ARPA)
+    finished = in_process.run(
+        'benchmarks.decoding', f'--run={self.run_dir}', '--repeats=2',
+        f'--shards={self.shards}', f'--language_model={words}',
+        f'--json={figures}',
+    )
+    self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertIn('Decoding 5 utterances', finished.stdout)
+    found = json.loads(pathlib.Path(figures).read_text())
+    self.assertEqual(found['ratios']['greedy'], [1, 1])
+    seconds = found['seconds']
+    for ratio, search, greedy in zip(
+        found['ratios']['beam 32'], seconds['beam 32'], seconds['greedy'],
+        strict=True,
+    ):
+      self.assertAlmostEqual(ratio, search / greedy)
+    with open(os.path.join(self.run_dir, 'test.json'), encoding='utf-8') as f:
+      evaluated = json.load(f)['word_error_rate']
+    self.assertAlmostEqual(found['word_error_rates']['greedy'], evaluated)
 
   @pytest.mark.slow
   def test_export_checks_and_writes_a_card(self):
