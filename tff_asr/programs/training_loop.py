@@ -490,15 +490,16 @@ async def run(
         faults.explained_shortage(shows_details=opened.shows_exact)
     )
     reporter = _Reporter(opened, last=round_num)
-    stack.enter_context(reporter.progress)
     saver = await stack.enter_async_context(
         checkpoints.Saver(
             functools.partial(run_state.save, opened.folder), last=round_num
         )
     )
-    state, round_num = await _run_rounds(
-        opened, state, round_num, reporter, saver, observer
-    )
+    # Its line ends before others are printed.
+    with reporter.progress:
+      state, round_num = await _run_rounds(
+          opened, state, round_num, reporter, saver, observer
+      )
     await saver.save(state, round_num)
     # A state that is still being written would write secrets again.
     await saver.wait()
