@@ -266,10 +266,12 @@ def _main(argv: Sequence[str]) -> None:
       _OUTPUT.value, kneser_ney.arpa(model, comment=json.dumps(facts))
   )
   kept = ', '.join(
-      f'{int(ngrams.is_kept.sum()):,} of order {n}'
-      for n, ngrams in enumerate(model.orders, start=1)
+      f'{int(ngrams.is_kept.sum()):,}' for ngrams in model.orders
   )
-  print(f'{len(sentences):,} sentences of {name}; n-grams: {kept}.')
+  print(
+      f'{len(sentences):,} sentences of {name}; n-grams of order 1 to '
+      f'{len(model.orders)}: {kept}'
+  )
   if report:
     print(f'The models of {_RUN.value} and this one together:\n{report}')
 

@@ -1,6 +1,7 @@
 """Tests of tff_asr.programs.progress."""
 
 import io
+import os
 from unittest import mock
 
 from absl.testing import absltest
@@ -12,6 +13,12 @@ class _Terminal(io.StringIO):
 
   def isatty(self) -> bool:
     return True
+
+
+class _Narrow(_Terminal):
+
+  def fileno(self) -> int:
+    return 1
 
 
 class ProgressTest(absltest.TestCase):
@@ -91,4 +98,30 @@ class ProgressTest(absltest.TestCase):
         stream.getvalue(),
         '\r\x1b[Kfederated: round 1 of 2, loss 2.0'
         '\r\x1b[Kfederated: round 2 of 2, loss 1.5\n',
+    )
+
+  @mock.patch.object(
+      os, 'get_terminal_size', return_value=os.terminal_size((40, 24))
+  )
+  def test_a_line_that_would_wrap_leaves_its_last_metrics_out(self, size):
+    stream = _Narrow()
+    with progress_lib.Progress(
+        description='x', total=10, stream=stream
+    ) as progress:
+      progress.update(**{'loss': '2.5', 'dev WER': '50.0%', 'y': '1'})
+      self.now += 10
+      progress.update(loss='3')
+      self.now += 10
+      # 39 columns, then 40: after the 40th, some terminals wrap.
+      progress.update(loss='1.255')
+      progress.update(loss='1.2555')
+    size.assert_called_with(1)
+    self.assertEqual(
+        stream.getvalue().split('\r\x1b[K')[1:],
+        [
+            'x: round 1 of 10, loss 2.5',
+            'x: round 2 of 10, loss 3, 80 s left',
+            'x: round 3 of 10, loss 1.255, 70 s left',
+            'x: round 4 of 10, 40 s left\n',
+        ],
     )

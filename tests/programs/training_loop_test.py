@@ -6,6 +6,7 @@ tested in its own module.
 
 import asyncio
 import functools
+import io
 import json
 import os
 from typing import Any
@@ -200,6 +201,20 @@ class TrainingLoopTest(cases.TestCase):
     # Once more: it is over, and nothing is trained, charged or released.
     self.train(name, 'whole', 5)
     self.assert_same('whole', 'killed')
+
+  def test_on_a_terminal_progress_ends_its_line_before_results(self, name):
+    class Terminal(io.StringIO):
+
+      def isatty(self):
+        return True
+
+    with mock.patch.object(io, 'StringIO', Terminal):
+      _, printed = self.train(name, 'run', 1)
+    *_, ending = printed.split('\r\x1b[K')
+    progress, *_ = ending.splitlines()
+    self.assertRegex(progress, r'^[\w-]+: (round|step) 1 of 1(, .*)?$')
+    self.assertNotRegex(progress, 'dev|Written')
+    self.assertIn(f'\nWritten to {self.path("run")}: model', ending)
 
   def test_a_run_whose_first_state_cannot_be_saved_starts_again(self, name):
     save = mock.patch.object(

@@ -442,6 +442,13 @@ def evaluate(
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, result, counts in zip(runs, results, private, strict=True):
     _print_result(run, result, counts)
+  labels = (
+      language_model_lib.label(result['with_lm'])
+      for result in results
+      if 'with_lm' in result
+  )
+  for label in dict.fromkeys(labels):
+    print(f'Language model: {label}')
   return results
 
 
@@ -515,9 +522,8 @@ def _print_result(
   if with_lm := result.get('with_lm'):
     print(
         f'{run}: WER {percent("word_error_rate", with_lm)}, CER '
-        f'{percent("character_error_rate", with_lm)} with '
-        f'{language_model_lib.label(with_lm)}, weights '
-        f'{with_lm["alpha"]:g} and {with_lm["beta"]:g}'
+        f'{percent("character_error_rate", with_lm)} with the language model, '
+        f'weights {with_lm["alpha"]:g} and {with_lm["beta"]:g}'
     )
   if private.words:
     print(f'{run}: {private.words}')

@@ -1,5 +1,6 @@
 """A progress line, redrawn on a terminal and repeated in a log."""
 
+import os
 import sys
 import time
 from typing import Optional, TextIO
@@ -12,7 +13,8 @@ _REDRAW = '\r\x1b[K'
 class Progress:
   """Shows how far a loop is, and some of its metrics; a context manager.
 
-  A terminal shows one line that is redrawn. A pipe or a log file gets a line at
+  A terminal shows one line that is redrawn; the last metrics are left out where
+  it is too narrow for them. A pipe or a log file gets a line at
   the start, about one every ten seconds, and one at the end.
 
   The time that is left is estimated from the second update on: the first one
@@ -62,7 +64,7 @@ class Progress:
     if self._first is None:
       self._first = self._done, now
     if self._stream.isatty():
-      self._stream.write(_REDRAW + self._line(now))
+      self._stream.write(_REDRAW + self._line(now, columns=self._columns()))
     elif (
         # The last line is always written.
         self._done >= self._total
@@ -79,15 +81,28 @@ class Progress:
     if self._stream.isatty():
       self._stream.write('\n')
 
-  def _line(self, now: float) -> str:
+  def _columns(self) -> Optional[int]:
+    """Returns the width of the terminal; None if it does not tell."""
+    try:
+      return os.get_terminal_size(self._stream.fileno()).columns or None
+    except (OSError, ValueError):
+      return None
+
+  def _line(self, now: float, *, columns: Optional[int] = None) -> str:
     """`description: unit 3 of 10, loss 2.5, 12 s left`."""
-    parts = [f'{self._unit} {self._done} of {self._total}']
-    parts += [f'{name} {value}' for name, value in self._metrics.items()]
+    count = f'{self._description}: {self._unit} {self._done} of {self._total}'
+    metrics = [f'{name} {value}' for name, value in self._metrics.items()]
+    left = []
     first, started = self._first
     if first < self._done < self._total:
       rate = (now - started) / (self._done - first)
-      parts.append(f'{_duration(rate * (self._total - self._done))} left')
-    return f'{self._description}: {", ".join(parts)}'
+      left.append(f'{_duration(rate * (self._total - self._done))} left')
+    line = ', '.join([count, *metrics, *left])
+    # A line that wraps cannot be redrawn.
+    while metrics and columns is not None and len(line) >= columns:
+      metrics.pop()
+      line = ', '.join([count, *metrics, *left])
+    return line
 
 
 def _duration(seconds: float) -> str:
