@@ -234,7 +234,7 @@ class DpSgd:
             tf.nest.map_structure(tf.type_spec_from_value, params),
             tf.TensorSpec([2], tf.int32),
         ),
-        batch_spec=pipeline_lib.batch_spec(),
+        batch_spec=pipeline_lib.batch_spec(self._model.input_dim),
         devices=devices,
     )
 
