@@ -6,6 +6,7 @@ from absl.testing import parameterized
 import attrs
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import dataset_options_pb2
 import tensorflow_federated as tff
 
 from tff_asr.execution import values
@@ -62,6 +63,20 @@ class TypeFlattenerTest(parameterized.TestCase):
     self.assertEqual(flattener.specs, (tf.TensorSpec([], tf.variant),))
     (element,) = flattener.pack(flattener.flatten(_dataset()))
     np.testing.assert_array_equal(element['a'], [1, 1])
+
+  @parameterized.parameters((None, False), (True, True), (False, False))
+  def test_a_dataset_is_not_autotuned_unless_it_says_so(self, given, expected):
+    dataset = tf.data.Dataset.range(2)
+    if given is not None:
+      options = tf.data.Options()
+      options.autotune.enabled = given
+      dataset = dataset.with_options(options)
+    flattener = values.TypeFlattener(tff.SequenceType(np.int64))
+    (variant,) = flattener.flatten(dataset)
+    found = dataset_options_pb2.Options.FromString(
+        tf.raw_ops.GetOptions(input_dataset=variant).numpy()
+    )
+    self.assertEqual(found.autotune_options.enabled, expected)
 
   @parameterized.named_parameters(
       # A dataset sorts the keys of a dict.

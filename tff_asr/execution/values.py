@@ -207,7 +207,19 @@ def _to_variant(
         f'{name} must be a dataset of {element_spec}, found one of '
         f'{value.element_spec}.'
     )
-  return tf.data.experimental.to_variant(value)
+  return tf.data.experimental.to_variant(_without_autotuning(value))
+
+
+def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Returns the dataset with autotuning off, unless its options set it."""
+  # A client's data are read once, in too short a time to learn from. To start
+  # autotuning takes 10 ms of CPU time for a dataset that maps and shuffles.
+  if dataset.options().autotune.enabled is not None:
+    return dataset
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  with tf.device('/device:CPU:0'):  # No other device has kernels for datasets.
+    return dataset.with_options(options)
 
 
 def _to_dataset(
