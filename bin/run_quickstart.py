@@ -174,10 +174,11 @@ class _Plan:
   """Phases that are to be done, and the time that they take."""
 
   def __init__(self, phases: Mapping[str, float]):
-    """Creates a plan from phases and their estimated seconds."""
+    """Creates a plan from phases and their estimated seconds, 0 if done."""
     self._left = dict(phases)
     self._total = len(phases)
-    self._done_sec = 0.0
+    # Of the phases that were done now: as estimated, and as they took.
+    self._estimated_sec = self._spent_sec = 0.0
     self._started = time.monotonic()
 
   @property
@@ -188,20 +189,22 @@ class _Plan:
   def whole_minutes(self) -> float:
     """Estimates the minutes of all phases, from those that are done."""
     left = sum(self._left.values()) / 60
-    if self._done_sec:
-      left *= 60 * self.minutes / self._done_sec
+    if self._estimated_sec:
+      left *= self._spent_sec / self._estimated_sec
     return self.minutes + left
 
   def begin(self, phase: str, title: str) -> None:
-    """Prints the heading of a phase; the phases before it are done."""
+    """Prints the heading of a phase."""
     number = self._total - len(self._left) + 1
     clock = f'minute {self.minutes:.1f} of about {self.whole_minutes():.1f}'
     print(f'\n== {number} of {self._total} ({clock}): {title}', flush=True)
-    self._phase = phase
+    self._phase, self._began = phase, time.monotonic()
 
   def end(self) -> None:
     """Ends the phase."""
-    self._done_sec += self._left.pop(self._phase)
+    if estimate := self._left.pop(self._phase):
+      self._estimated_sec += estimate
+      self._spent_sec += time.monotonic() - self._began
 
 
 def main(_) -> None:
@@ -252,7 +255,7 @@ def _make_plan(runs: Sequence[str]) -> _Plan:
   seconds = _REFERENCE_SEC['small' if _SMALL.value else _kind()]
   slower = step_sec / _REFERENCE_STEP_SEC
   plan = _Plan({
-      phase: slower * seconds[phase]
+      phase: 0.0 if _is_done(phase) else slower * seconds[phase]
       for phase in ('speech', *runs, 'evaluate')
   })
   print(
@@ -260,6 +263,18 @@ def _make_plan(runs: Sequence[str]) -> _Plan:
       f'training took {step_sec:.2f} s on this machine.'
   )
   return plan
+
+
+def _is_done(phase: str) -> bool:
+  """Returns whether another call has done a phase."""
+  if phase == 'speech':
+    # The language model is made last, and features after it.
+    return os.path.exists(_language_model()) and (
+        _kind() == 'scratch' or os.path.exists(_features('test'))
+    )
+  return os.path.exists(
+      os.path.join(_RUNS_DIR.value, phase, run_dir.RESULTS)
+  )
 
 
 def _kind() -> str:
@@ -408,8 +423,7 @@ def _find_an4() -> str:
 
 def _embed(shards: Mapping[str, str]) -> dict[str, str]:
   """Makes features of Whisper's encoder of each part."""
-  folder = os.path.join(_DATA_DIR.value, 'features')
-  features = {part: os.path.join(folder, part) for part in shards}
+  features = {part: _features(part) for part in shards}
   for part, audio in shards.items():
     if not os.path.exists(features[part]):
       _run('-m', 'data_tools.embed', '--pretrained=whisper-tiny.en',
@@ -417,10 +431,15 @@ def _embed(shards: Mapping[str, str]) -> dict[str, str]:
   return features
 
 
+def _features(part: str) -> str:
+  """Folder of a part's features of Whisper's encoder."""
+  return os.path.join(_DATA_DIR.value, 'features', part)
+
+
 def _train(run: str, shards: Mapping[str, str]) -> None:
   """Trains one of the runs, unless it is there."""
   output_dir = os.path.join(_RUNS_DIR.value, run)
-  if os.path.exists(os.path.join(output_dir, run_dir.RESULTS)):
+  if _is_done(run):
     print(f'{output_dir} is there.')
     return
   settings = {'DEV_DIR': shards['dev']}

@@ -9,7 +9,6 @@ the time.
   B: batch size. T: feature frames. F: mel bins. U: label length.
 """
 
-import statistics
 import time
 
 import tensorflow as tf
@@ -27,17 +26,17 @@ def step_sec(
     *,
     feature_dim: int,
     batch_sec: float,
-    num_steps: int = 5,
+    trial_sec: float = 3.0,
 ) -> float:
-  """Returns the median seconds of a step: loss and gradients of all weights.
+  """Returns the mean seconds of a step: loss and gradients of all weights.
 
   Args:
     model: The model; its weights are drawn.
     feature_dim: F.
     batch_sec: Seconds of audio of a step, of frames of 10 ms.
-    num_steps: Steps that are timed, after one that traces.
+    trial_sec: Steps are timed for so long, after one that traces.
   """
-  checks.positive_int(num_steps=num_steps)
+  checks.positive(trial_sec=trial_sec)
   num_frames = int(batch_sec * _FRAMES_PER_SEC / _NUM_UTTERANCES)
   features = tf.random.stateless_normal(
       [_NUM_UTTERANCES, num_frames, feature_dim], seed=[1, 2]
@@ -59,11 +58,13 @@ def step_sec(
 
   # Traces, and lets kernels choose their algorithms.
   step(weights)
-  seconds = []
-  for _ in range(num_steps):
-    started = time.monotonic()
+  # The mean of seconds, and not the median of a few steps: on a busy machine
+  # short bursts are fast, and the pauses between them are what takes long.
+  num_steps, spent_sec = 0, 0.0
+  started = time.monotonic()
+  while spent_sec < trial_sec:
     # Waits for the result: on a GPU the call returns before.
     step(weights)[0].numpy()
-    seconds.append(time.monotonic() - started)
-  # The mean would follow a pause of a busy machine.
-  return statistics.median(seconds)
+    num_steps += 1
+    spent_sec = time.monotonic() - started
+  return spent_sec / num_steps
