@@ -342,7 +342,8 @@ def _print_end(
   if _SMALL.value:
     print('Commands of README.md that train the private speakers then need:')
     settings = _SMALL_SETTINGS['federated_dp'].items()
-    print('  ' + ' '.join(f'--gin_param="{k} = {v}"' for k, v in settings))
+    lines = [f'  --gin_param="{name} = {value}"' for name, value in settings]
+    print(' \\\n'.join(lines))
 
 
 def _language_model() -> str:

@@ -39,7 +39,7 @@ def run(program: str, *arguments: str) -> programs.Finished:
     )
     # The session's tests go on with TFF's contexts.
     stack.enter_context(mock.patch.object(launch, 'drop_default_context'))
-    stack.enter_context(_own_flags(path))
+    stack.enter_context(own_flags(path))
     # A program that ends before `launch.run` leaves its early handler.
     for signal_num in (signal.SIGINT, signal.SIGTERM):
       stack.callback(signal.signal, signal_num, signal.getsignal(signal_num))
@@ -59,7 +59,7 @@ def run(program: str, *arguments: str) -> programs.Finished:
 
 
 @contextlib.contextmanager
-def _own_flags(path: str) -> Iterator[None]:
+def own_flags(path: str) -> Iterator[None]:
   """Lets a program define its flags, as if no other were imported."""
   values = flags.FLAGS
   before = {
