@@ -121,7 +121,7 @@ class _Row(NamedTuple):
   """A run of docs/recipe.md: a row, or a cell of a row with several runs.
 
   Attributes:
-    table: Title of its table.
+    table: The paper's table.
     run: The run, in words.
     file: Its file of gin/experiments.
     differs_by: Further gin files, and settings.
@@ -151,17 +151,14 @@ class _Row(NamedTuple):
 
 def _read_rows() -> list[_Row]:
   """The runs of docs/recipe.md; `Source: ...` stands above several rows."""
-  found, table, source, names = [], '', '', []
+  found, source, names = [], '', []
   for line in experiment_files.read('docs/recipe.md').splitlines():
-    if line.startswith('### '):
-      table = line.removeprefix('### ').split(':')[0]
     if line.startswith('Source: '):
       source = line.removeprefix('Source: ').split('.')[0]
     cells = [cell.strip() for cell in line.strip('|').split(' |')]
-    if cells[:2] == ['run', 'file']:
+    if cells[:3] == ['table', 'run', 'file']:
       names = cells
-    is_run = len(cells) > 2 and re.fullmatch(r'`(ls|cv)_\w+`', cells[1])
-    if is_run and table != 'Table 22':
+    if len(cells) > 3 and re.fullmatch(r'`(ls|cv)_\w+`', cells[2]):
       row = dict(zip(names, cells, strict=True))
       for name, cell in row.items():
         if cell and (name == 'WER' or _LETTER.fullmatch(name)):
@@ -176,7 +173,8 @@ def _read_rows() -> list[_Row]:
                   for each in settings
               ]
           found.append(_Row(
-              table, row['run'], row['file'].strip('`'), tuple(settings),
+              f'Table {row["table"]}', row['run'], row['file'].strip('`'),
+              tuple(settings),
               wer if re.match(r'\d', cell) else cell,
               row.get('source', source),
           ))
@@ -450,7 +448,7 @@ class RecipeTest(parameterized.TestCase):
     self.assertIn('only from LS-960 (13.7 against 14.1 %', text)
 
   def test_a_row_s_arguments_have_their_effect(self):
-    dim = _row('Tables 1 and 17', 'dim').command.settings()
+    dim = _row('Table 1, 17', 'dim').command.settings()
     self.assertEqual(dim['CLIP_SPLIT'], "'dim'")
     de = _row('Table 18', 'CV-de-10 to 90, global').command.settings()
     self.assertEqual(
@@ -494,7 +492,7 @@ class RecipeTest(parameterized.TestCase):
 
 
 def _title(table: int) -> str:
-  return 'Tables 1 and 17' if table == 17 else f'Table {table}'
+  return 'Table 1, 17' if table == 17 else f'Table {table}'
 
 
 class PretrainingRowsTest(parameterized.TestCase):
