@@ -4,10 +4,10 @@
 
 A run is simulated by its definition, in NumPy: cohorts are drawn, canaries add
 their directions, and noise is added; no code of the mechanism takes part. The
-tests and their verdict are those of an audit (`privacy.residuals`), at its
-level. The first table has a row a defect and a column a setting, in percent of
-runs; the second the accounted epsilon, and what the bound and the estimate make
-of honest runs.
+tests and their verdict are those of an audit (`privacy.noise_residuals`), at
+its level. The first table has a row a defect and a column a setting, in percent
+of runs; the second the accounted epsilon, and what the bound and the estimate
+make of honest runs.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import report
 from tff_asr.privacy import accounting
 from tff_asr.privacy import audit
-from tff_asr.privacy import residuals
+from tff_asr.privacy import noise_residuals
 
 _NUM_RUNS = flags.DEFINE_integer(
     'num_runs', 100, 'Simulated runs of each defect.', lower_bound=1
@@ -222,9 +222,9 @@ def found(defect: str, setting: Setting, *, seed: int) -> list[str]:
   """Returns the names of the tests that a simulated run fails."""
   run = Run(setting, seed=seed)
   DEFECTS[defect](run)
-  tests = residuals.run_tests(
+  tests = noise_residuals.run_tests(
       (
-          residuals.LayerResiduals(name, released - known, known)
+          noise_residuals.NoiseResiduals(name, released - known, known)
           for name, released, known in run.releases()
       ),
       covariance=np.eye(setting.num_rounds),

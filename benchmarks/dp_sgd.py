@@ -154,7 +154,7 @@ def _build(variant: _Variant):
       seed=1,
       build_query=workload_lib.build_query() if variant.is_private else None,
       frozen=frozen,
-      gradients='by_example' if variant.is_private else 'by_batch',
+      gradient_mode='per_example' if variant.is_private else 'per_batch',
   )
   state = step.initialize()
   if variant.is_private:

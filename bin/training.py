@@ -12,7 +12,7 @@ from tff_asr import config
 from tff_asr import launch
 from tff_asr.programs import dry_run
 from tff_asr.programs import training_loop
-from tff_asr.storage import hardware_fingerprint
+from tff_asr.storage import environment_fingerprint
 
 _Program = TypeVar('_Program')
 _Describe = Callable[..., Coroutine[object, object, str]]
@@ -76,7 +76,7 @@ def run(
   """
   if _DRY_RUN.value and describe is None:
     raise ValueError('this program has no --dry_run.')
-  hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
+  environment_fingerprint.restore_threads(_OUTPUT_DIR.value)
   bound = config.bind(program, **configuration.from_flags())
   built = bound(
       output_dir=_OUTPUT_DIR.value,

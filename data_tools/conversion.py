@@ -26,7 +26,7 @@ from tff_asr import files
 from tff_asr import launch
 from tff_asr import rounding
 from tff_asr.data import audio
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 
 _AFTER_INTERRUPT = 'the same command continues after the last finished shard.'
 
@@ -175,7 +175,7 @@ def convert(
     namespace: str | None = None,
     attributes: Sequence[str] | None = None,
     **settings,
-) -> dict[str, summaries.Summary]:
+) -> dict[str, split_summary.Summary]:
   """Converts splits of a corpus to folders of shards that only you can read.
 
   Args:
@@ -196,8 +196,9 @@ def convert(
       limits, as `shards.write_split` takes them.
 
   Returns:
-    The summary (see `summaries.build`) of each folder, by folder name. If
-    recordings of it are in other folders, too, `shared` counts them by these.
+    The summary (see `split_summary.summarize`) of each folder, by folder name.
+    If recordings of it are in other folders, too, `shared` counts them by
+    these.
 
   Raises:
     ValueError: If a source, the partition or (strict) an utterance is not as it
@@ -296,7 +297,7 @@ def _parts_of_split(
 
 def _write_parts(
     parts: Mapping[str, _Part], output_dir: str, *, namespace: str, **settings
-) -> tuple[dict[str, summaries.Summary], list[shards.EmptySplitError]]:
+) -> tuple[dict[str, split_summary.Summary], list[shards.EmptySplitError]]:
   """Writes the parts; returns their summaries, and errors of empty ones."""
   written, empty = {}, []
   known: dict[str, np.ndarray] = {}
@@ -325,7 +326,7 @@ def _write_parts(
     if any(shared.values()):
       written[name]['shared'] = {o: n for o, n in shared.items() if n}
     known[name] = own
-    summaries.merge(output_dir, {name: written[name]})
+    split_summary.merge(output_dir, {name: written[name]})
   return written, empty
 
 
@@ -389,7 +390,7 @@ def _folder(setting: str, names: Iterable[str]) -> str | None:
 
 
 def _hints(
-    output_dir: str, written: Mapping[str, summaries.Summary]
+    output_dir: str, written: Mapping[str, split_summary.Summary]
 ) -> list[str]:
   """What to change, and flags for programs that train on these parts."""
   lost = f'transcripts {text.LOST_DIGITS}'
@@ -578,9 +579,9 @@ def _convert_by_flags(corpus: Corpus) -> None:
       drop_copies=_DROP_COPIES.value,
       overwrite=_OVERWRITE.value,
   )
-  print(summaries.table(written))
+  print(split_summary.table(written))
   for folder, summary in written.items():
-    for remark in summaries.remarks(folder, summary):
+    for remark in split_summary.remarks(folder, summary):
       print(remark)
   if corpus.convert_transcripts is not None:
     print('\n'.join(_hints(_OUTPUT_DIR.value, written)))
@@ -590,6 +591,6 @@ def _convert_by_flags(corpus: Corpus) -> None:
   if num_dropped > rounding.whole(_MAX_DROPPED.value * total):
     raise ValueError(
         f'{num_dropped:,} of {total:,} utterances were left out; the others are'
-        f' in {_OUTPUT_DIR.value}. {summaries.DROPPED_FILE} says why: fix'
+        f' in {_OUTPUT_DIR.value}. {split_summary.DROPPED_FILE} says why: fix'
         ' them, or pass a larger --max_dropped.'
     )

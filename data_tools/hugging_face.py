@@ -124,7 +124,7 @@ def _open(path: str) -> Any:
         ' --no-deps -r requirements-datasets.txt'
     ) from e
   try:
-    with files.open_plain(path):  # No pipe, which would block.
+    with files.open_regular(path):  # No pipe, which would block.
       pass
     table = pyarrow.ipc.open_stream(pyarrow.memory_map(path)).read_all()
     # Full: pyarrow crashes on offsets that lead out of a damaged file.

@@ -33,7 +33,7 @@ from tff_asr.data import audio
 from tff_asr.data import index
 from tff_asr.data import schema
 from tff_asr.data import speakers
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 
 Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
@@ -62,7 +62,7 @@ def write_split(
     others: np.ndarray | None = None,
     overwrite: bool = False,
     num_workers: int | None = None,
-) -> summaries.Summary:
+) -> split_summary.Summary:
   """Writes a split, or returns the existing one if it is the same.
 
   Recordings may be private: files have mode 0600 and folders 0700, also while
@@ -98,7 +98,7 @@ def write_split(
       but this one.
 
   Returns:
-    What summary.json holds, see `summaries.build`.
+    What summary.json holds, see `split_summary.summarize`.
 
   Raises:
     EmptySplitError: If nothing is left to write.
@@ -233,7 +233,7 @@ def _read_existing(
     encoding: str,
     overwrite: bool,
     strict: bool,
-) -> summaries.Summary | None:
+) -> split_summary.Summary | None:
   """The summary of an identical corpus in `output_dir`; None to write it."""
   # lexists: a dangling link is a file that is in the way.
   if not os.path.lexists(output_dir):
@@ -258,7 +258,7 @@ def _read_existing(
   same = stored == json.loads(json.dumps(identity))
   if same and corpus.encoding == encoding:
     partial_split.forget_journal(output_dir)
-    existing = summaries.read(output_dir)
+    existing = split_summary.read(output_dir)
     if strict and existing['dropped']:
       raise ValueError(
           f'{output_dir} was written without some utterances'
@@ -497,7 +497,7 @@ def _write_index(
         # Sorted: equal input gives equal files.
         for problem in sorted(problems)
     )
-    path = os.path.join(partial.folder, summaries.DROPPED_FILE)
+    path = os.path.join(partial.folder, split_summary.DROPPED_FILE)
     with open(path, 'w', encoding='utf-8') as f:
       f.write('\n'.join(lines) + '\n')
   fingerprints = np.array(_fingerprints(partial), np.int64)
@@ -531,7 +531,7 @@ def read_fingerprints(folder: str) -> np.ndarray:
   """
   path = os.path.join(folder, _FINGERPRINTS_FILE)
   try:
-    with files_lib.open_plain(path) as file:
+    with files_lib.open_regular(path) as file:
       found = np.load(file, allow_pickle=False)
   except (OSError, ValueError, EOFError) as e:
     raise ValueError(
@@ -575,9 +575,11 @@ def _count_copies(
 
 def _write_attributes(
     folder: str, attributes: speakers.Attributes
-) -> summaries.Summary:
+) -> split_summary.Summary:
   """Writes attributes of speakers, and the summary, next to an index."""
   speakers.write_attributes(folder, attributes)
-  summary = summaries.read(folder)
-  files_lib.write_json(os.path.join(folder, summaries.SUMMARY_FILE), summary)
+  summary = split_summary.read(folder)
+  files_lib.write_json(
+      os.path.join(folder, split_summary.SUMMARY_FILE), summary
+  )
   return summary

@@ -24,7 +24,7 @@ from data_tools import synthetic_speech
 from data_tools import synthetic_voices
 from data_tools import utterances
 from tff_asr import checks
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 
 PARTS = ('public', 'private', 'dev', 'test')
 _SPLITS = {'public': 'train', 'private': 'train', 'dev': 'dev', 'test': 'test'}
@@ -41,7 +41,7 @@ def generate(
     voices: str = 'varied',
     word_share: float = 1.0,
     num_workers: int | None = None,
-) -> dict[str, summaries.Summary]:
+) -> dict[str, split_summary.Summary]:
   """Writes the population, unless the same one is there.
 
   Args:

@@ -36,7 +36,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
   path = os.fspath(path)
   left = _MAX_CHARACTERS
   try:
-    with files.open_plain(path) as file:
+    with files.open_regular(path) as file:
       stream = gzip.GzipFile(fileobj=file) if path.endswith('.gz') else file
       # utf-8-sig drops the byte order mark that spreadsheets write.
       lines = io.TextIOWrapper(stream, encoding='utf-8-sig', newline='')

@@ -52,8 +52,8 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
 from tff_asr.privacy import clipping
 from tff_asr.privacy import keys
-from tff_asr.privacy import queries
 from tff_asr.privacy import privacy_report
+from tff_asr.privacy import queries
 from tff_asr.programs import evaluation
 from tff_asr.reports import tables
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -408,7 +408,7 @@ class Miniature:
           optimizer=_optimizer(),
           batch_size=_WARM_BATCH,
           seed=seed,
-          gradients='by_batch',
+          gradient_mode='per_batch',
       )
       squares = dict.fromkeys(self.model.specs, 0.0)
 
@@ -447,7 +447,7 @@ class Miniature:
         seed=1000 + seed,
         build_query=build_query,
         frozen=frozen_of(row, squares, self.model.specs, seed=seed),
-        gradients='by_batch' if build_query is None else 'by_example',
+        gradient_mode='per_batch' if build_query is None else 'per_example',
     )
     state = step.initialize()._replace(global_model_weights=weights)
     return self._train(

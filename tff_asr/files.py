@@ -76,7 +76,7 @@ def write_json(path: str, value: object) -> None:
 
 
 @contextlib.contextmanager
-def open_plain(path: str) -> Iterator[BinaryIO]:
+def open_regular(path: str) -> Iterator[BinaryIO]:
   """Opens a regular file to read it.
 
   Raises:
@@ -92,8 +92,8 @@ def open_plain(path: str) -> Iterator[BinaryIO]:
 
 
 def sha256(path: str) -> str:
-  """Returns the SHA-256 of a file, in hexadecimal; raises as `open_plain`."""
-  with open_plain(path) as file:
+  """Returns the SHA-256 of a file, in hexadecimal; raises as `open_regular`."""
+  with open_regular(path) as file:
     # In blocks: it does not have to fit into memory.
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
@@ -109,7 +109,7 @@ def read(path: str, *, max_bytes: int | None = None) -> bytes:
     OSError: It cannot be read.
     ValueError: It is larger, or a pipe or device, which might never end.
   """
-  with open_plain(path) as file:
+  with open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
     if max_bytes is not None and size > max_bytes:
       raise ValueError(

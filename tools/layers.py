@@ -137,7 +137,7 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.data.records',
     'tff_asr.data.schema',
     'tff_asr.data.speakers',
-    'tff_asr.data.summaries',
+    'tff_asr.data.split_summary',
     'tff_asr.features',
     'tff_asr.files',
     'tff_asr.launch',

@@ -7,7 +7,7 @@ from tests import cases
 from tests import fakes
 from tff_asr.data import index
 from tff_asr.data import speakers
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 
 # dan is not in the corpus.
 _SAID = {
@@ -50,7 +50,7 @@ class SpeakersTest(cases.TestCase):
     # Unknown attributes are missing.
     self.assertEqual(self.read(), {'bob': {'gender': 'male', 'age': 'teens'}})
     self.assertEqual(
-        summaries.read(self.folder)['attributes'],
+        split_summary.read(self.folder)['attributes'],
         {
             'gender': {'known': 1, 'contradictory': 0},
             'age': {'known': 1, 'contradictory': 1},

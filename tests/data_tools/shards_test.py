@@ -17,7 +17,7 @@ from tests import cases
 from tff_asr.data import audio
 from tff_asr.data import client_data
 from tff_asr.data import index
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 
 
 def _samples(i: int) -> np.ndarray:
@@ -114,7 +114,7 @@ class ShardsTest(cases.TestCase):
     self.assertEqual(summary['num_utterances'], 12)
     (line,) = [
         line
-        for line in summaries.remarks('train', summary)
+        for line in split_summary.remarks('train', summary)
         if 'identical' in line
     ]
     self.assertIn('3 are copies, up to 3 are the same; 3 speakers', line)
@@ -343,11 +343,11 @@ class ShardsTest(cases.TestCase):
     self.assertEqual(summary['num_utterances'], 3)
     self.assertEqual(summary['num_clients'], 2)
     with open(
-        os.path.join(self.output_dir, summaries.SUMMARY_FILE), encoding='utf-8'
+        os.path.join(self.output_dir, split_summary.SUMMARY_FILE), encoding='utf-8'
     ) as f:
       self.assertEqual(json.load(f), summary)
     with open(
-        os.path.join(self.output_dir, summaries.DROPPED_FILE), encoding='utf-8'
+        os.path.join(self.output_dir, split_summary.DROPPED_FILE), encoding='utf-8'
     ) as f:
       lines = f.read().splitlines()
     self.assertEqual(

@@ -12,17 +12,17 @@ from tests import logical_devices
 from tests import reference
 from tests.learning import tiny
 from tests.models import calls
-from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import buckets as buckets_lib
+from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import fed_avg
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import transformer
-from tff_asr.privacy import keys
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import distributed
+from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 _CLIP = 0.3
@@ -395,7 +395,7 @@ class DpSgdTest(parameterized.TestCase):
     build = _build.__wrapped__  # Models are no keys of a cache.
     options = dict(is_public=True, model=tiny.predictor())
     one = _moves(build(**options), _batch(0, 1), _batch(2))
-    other = _moves(build(**options, gradients='by_batch'), _batch(2, 1, 0))
+    other = _moves(build(**options, gradient_mode='per_batch'), _batch(2, 1, 0))
     for name, value in one.items():
       np.testing.assert_allclose(
           other[name], value, atol=1e-5 * _norm(one), err_msg=name
@@ -446,8 +446,8 @@ class DpSgdTest(parameterized.TestCase):
       (dict(seed=-1), 'seed'),
       (dict(frozen=('nothing',)), "'nothing' is found in none"),
       (dict(frozen=tuple(_TINY.specs)), 'nothing is left to train'),
-      (dict(gradients='by_step'), 'gradients'),
-      (dict(gradients='by_batch'), "'by_batch' cannot be clipped"),
+      (dict(gradient_mode='by_step'), 'gradient_mode'),
+      (dict(gradient_mode='per_batch'), "'per_batch' cannot be clipped"),
       (dict(build_query=_of_devices), 'DistributedSumQuery is not for exam'),
   )
   def test_bad_arguments_are_named(self, options, message):

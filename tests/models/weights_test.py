@@ -69,7 +69,7 @@ class WeightsTest(parameterized.TestCase):
         sorted(both),
         ['block_1/a', 'block_1/b/c', 'block_10/a', 'block_10/b/c'],
     )
-    selected = weights.select('block_1', _draw(both))
+    selected = weights.subtree('block_1', _draw(both))
     self.assertEqual(list(selected), ['a', 'b/c'])
 
   def test_count_by_hand(self):

@@ -319,7 +319,7 @@ class EncoderTest(_TestCase):
     public_outputs, _ = public.encoder.layer_outputs(
         weights_lib.to_tensors(public.weights), *inputs, None
     )
-    own = weights_lib.select('block_00/adapter', weights)
+    own = weights_lib.subtree('block_00/adapter', weights)
     expected = _adapter(own, public_outputs[1].numpy())
     np.testing.assert_allclose(outputs[1], expected, rtol=1e-4, atol=1e-4)
     self.assertFalse(np.allclose(expected, public_outputs[1], atol=0.1))

@@ -115,7 +115,7 @@ class ClipsTest(parameterized.TestCase):
     # Clips 1 and 1. a: norms 5, .5, 2; b: .99 (below), .1, 7. Of n = 4,
     # share of a = 1/2 + (1 - 2) / 8 = .375, of b = 1/2 + (2 - 1) / 8 = .625.
     query = _query(
-        adaptation=adaptive_query.Adaptation(
+        adaptation=adaptive_query.ClipAdaptation(
             target_quantile=0.75, learning_rate=0.4
         )
     )
@@ -144,7 +144,7 @@ class ClipsTest(parameterized.TestCase):
     query = _query(
         _FOLDERS, l2_norm_clip=1.0, clipping=clipping,
         cohort_size=5.0,
-        adaptation=adaptive_query.Adaptation(
+        adaptation=adaptive_query.ClipAdaptation(
             target_quantile=0.3, learning_rate=0.5
         ),
     )
@@ -185,7 +185,7 @@ class ClipsTest(parameterized.TestCase):
     query = _query(
         noise_multiplier=noise_multiplier,
         cohort_size=100.0,
-        adaptation=adaptive_query.Adaptation(target_quantile=quantile),
+        adaptation=adaptive_query.ClipAdaptation(target_quantile=quantile),
     )
     state = queries.set_noise_key(query.initial_global_state(), _KEY)
     state = tf.nest.map_structure(tf.constant, state)
@@ -234,7 +234,7 @@ class ClipsTest(parameterized.TestCase):
       query = _query(
           l2_norm_clip=start,
           clipping=clipping_lib.Clipping(),
-          adaptation=adaptive_query.Adaptation(
+          adaptation=adaptive_query.ClipAdaptation(
               target_quantile=quantile, learning_rate=10.0
           ),
       )
@@ -247,7 +247,7 @@ class PrivacyTest(parameterized.TestCase):
 
   @parameterized.parameters(1.1, 2.0, 5.0, 1e3)
   def test_noise_on_update_and_counts_combines_to_z(self, ratio):
-    adaptation = adaptive_query.Adaptation(count_noise_ratio=ratio)
+    adaptation = adaptive_query.ClipAdaptation(count_noise_ratio=ratio)
     z = 0.7
     # Gaussians on one cohort cost as one of (sum of z_i^-2)^-1/2:
     # https://arxiv.org/abs/1812.06210, section 3.
@@ -267,7 +267,7 @@ class PrivacyTest(parameterized.TestCase):
     # In whole steps, exactly: 4^24 r^2 / (r^2 - 1), at whatever clips.
     query = _query(
         _FOLDERS, clipping=clipping, noise_multiplier=1.0,
-        adaptation=adaptive_query.Adaptation(count_noise_ratio=ratio),
+        adaptation=adaptive_query.ClipAdaptation(count_noise_ratio=ratio),
     )
     square = fractions.Fraction(ratio) ** 2
     bound = 4**24 * square / (square - 1)
@@ -293,7 +293,7 @@ class PrivacyTest(parameterized.TestCase):
     query = _query(
         specs, l2_norm_clip=3.0, noise_multiplier=0.8,
         cohort_size=1000.0,
-        adaptation=adaptive_query.Adaptation(
+        adaptation=adaptive_query.ClipAdaptation(
             count_noise_ratio=ratio, learning_rate=1.0
         ),
     )
@@ -323,7 +323,7 @@ class PrivacyTest(parameterized.TestCase):
   def test_metrics_are_of_settings_and_noised_values(self):
     query = _query(
         noise_multiplier=2.0,
-        adaptation=adaptive_query.Adaptation(count_noise_ratio=1.25),
+        adaptation=adaptive_query.ClipAdaptation(count_noise_ratio=1.25),
     )
     metrics = query.derive_metrics(query.initial_global_state())
     self.assertEqual(
@@ -349,7 +349,7 @@ class CorrelatedTest(parameterized.TestCase):
     num_rounds, elements, num_clips = 11, 3, 2
     query = _query(
         noise_multiplier=z, noise=process,
-        adaptation=adaptive_query.Adaptation(
+        adaptation=adaptive_query.ClipAdaptation(
             target_quantile=target, learning_rate=rate, count_noise_ratio=r
         ),
     )
@@ -418,7 +418,7 @@ class CorrelatedTest(parameterized.TestCase):
     query = _query(
         specs, l2_norm_clip=1.0, noise_multiplier=0.8, cohort_size=6.0,
         clipping=clipping_lib.Clipping(), noise=process,
-        adaptation=adaptive_query.Adaptation(learning_rate=2.0),
+        adaptation=adaptive_query.ClipAdaptation(learning_rate=2.0),
     )
     state = queries.set_noise_key(query.initial_global_state(), _KEY)
     noise, clips, first = [], [], state
@@ -489,7 +489,7 @@ class ArgumentsTest(parameterized.TestCase):
           dict(
               noise=_BLT,
               noise_multiplier=1.0,
-              adaptation=adaptive_query.Adaptation(count_noise_ratio=1e8),
+              adaptation=adaptive_query.ClipAdaptation(count_noise_ratio=1e8),
           ),
           'less than a step of the grid to counts',
       ),
@@ -511,4 +511,4 @@ class ArgumentsTest(parameterized.TestCase):
   )
   def test_bad_adaptations_are_named(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
-      adaptive_query.Adaptation(**arguments)
+      adaptive_query.ClipAdaptation(**arguments)

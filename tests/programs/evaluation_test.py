@@ -346,7 +346,7 @@ class BeamSearchTest(cases.TestCase):
     self.assertEqual(result['normalization'], ['compounds', 'digits'])
     self.assertIn('of 3 speakers, compounds, digits\n', printed)
     evaluated = evaluation.Evaluation(
-        hypotheses=[evaluation.Hypothesis('x', 'x', 'a b c', 'ab c')],
+        hypotheses=[evaluation.EvaluatedUtterance('x', 'x', 'a b c', 'ab c')],
         loss=0.0,
     )
     self.assertEqual(evaluated.word_error_rate, 2 / 3)

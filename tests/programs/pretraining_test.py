@@ -144,7 +144,7 @@ class PretrainTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(
-      (dict(gradients='by_batch', build_query=_build_query()), 'by_batch'),
+      (dict(gradient_mode='per_batch', build_query=_build_query()), 'per_batch'),
       (dict(measured_clips=[0.1, 0.0]), 'measured_clips'),
   )
   def test_bad_settings_are_named_before_anything_is_written(

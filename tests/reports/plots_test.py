@@ -46,7 +46,7 @@ class PlotsTest(cases.TestCase):
     figures = {
         plots.epsilons: [[400, 800, 1200], [2000, 2000]],
         # A round without clients has no mean.
-        plots.norms: [[2, 1]],
+        plots.update_norms: [[2, 1]],
         plots.clipped: [[75, 75, 75]],
         plots.noise: [[0.1, 0.1, 0.1], [0.2, 0.2, 0.2]],
         plots.speakers: [[62.5, 75]],
@@ -54,7 +54,7 @@ class PlotsTest(cases.TestCase):
     for draw, curves in figures.items():
       lines = [line for axes in draw(both).axes for line in axes.lines]
       self.assertEqual([list(line.get_ydata()) for line in lines], curves)
-    (axes,) = plots.norms(both).axes
+    (axes,) = plots.update_norms(both).axes
     self.assertEqual(list(axes.lines[0].get_xdata()), [1, 3])
 
   def test_people_before_and_after_they_adapt(self):
@@ -86,7 +86,7 @@ class PlotsTest(cases.TestCase):
   def test_exact_metrics_and_no_others_are_marked(self):
     run = self.private()
     for draw, expected in (
-        (plots.norms, ['before clipping (not private)']),
+        (plots.update_norms, ['before clipping (not private)']),
         (plots.clipped, ['clients (not private)']),
         (plots.losses, ['']),
         (plots.training_losses, [' (not private)']),
@@ -104,7 +104,7 @@ class PlotsTest(cases.TestCase):
   def test_missing_metrics_give_no_plot(self):
     run = self.read('run')
     for draw in (
-        plots.word_error_rates, plots.losses, plots.epsilons, plots.norms,
+        plots.word_error_rates, plots.losses, plots.epsilons, plots.update_norms,
         plots.clipped, plots.noise, plots.speakers, plots.privacy_utility,
     ):
       self.assertIsNone(draw([run]))

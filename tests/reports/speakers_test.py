@@ -74,9 +74,9 @@ class PersonalizationTest(absltest.TestCase):
 
   def test_people_without_as_many_utterances_are_left_out(self):
     for number, expected in ((None, 'abc'), (3, 'a'), (4, '')):
-      found = speakers.adapted_people(_personalized(number=number))
+      found = speakers.fully_adapted_people(_personalized(number=number))
       self.assertEqual([*found], [*expected])
-    self.assertEqual(speakers.adapted_people(_run({})), {})
+    self.assertEqual(speakers.fully_adapted_people(_run({})), {})
 
   def test_groups_by_hand(self):
     found = speakers.gains_by_group(_personalized())

@@ -211,7 +211,7 @@ def _open(
       if isinstance(source, bytes):
         file, size = io.BytesIO(source), len(source)
       elif is_part:  # The file may be long: do not read all of it.
-        file = stack.enter_context(files.open_plain(source))
+        file = stack.enter_context(files.open_regular(source))
         size = os.fstat(file.fileno()).st_size
       else:
         content = files.read(source, max_bytes=8 * _MAX_SAMPLES)
@@ -470,7 +470,7 @@ def _has_mp3_length(file: BinaryIO | str) -> bool:
   """Whether an MP3 file states its length."""
   if isinstance(file, str):
     # Other bytes stand before its first frame, so look further.
-    with files.open_plain(file) as opened:
+    with files.open_regular(file) as opened:
       begin = opened.read(_BLOCK_FRAMES)
     return any(each in begin for each in _MP3_LENGTHS)
   position = file.tell()

@@ -38,10 +38,12 @@ def waveform(
   if not normalize:
     inside = tf.sequence_mask(num_samples, tf.shape(waveforms)[1])
     return tf.where(inside, samples, 0.0), num_samples
-  return standardize(samples, num_samples), num_samples
+  return standardize_waveforms(samples, num_samples), num_samples
 
 
-def standardize(samples: tf.Tensor, num_samples: tf.Tensor) -> tf.Tensor:
+def standardize_waveforms(
+    samples: tf.Tensor, num_samples: tf.Tensor
+) -> tf.Tensor:
   """Shifts and scales each utterance to mean 0 and variance 1.
 
   Args:

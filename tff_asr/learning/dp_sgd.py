@@ -13,7 +13,7 @@ are integers, exact in any order: neither packing nor devices change them.
 
 Without a query, for public data, nothing is clipped or noised, and a step also
 returns the squared norm of each layer's gradient (`layer_freeze`). With
-`by_batch` each physical batch has one draw of dropout, which is faster.
+`per_batch` each physical batch has one draw of dropout, which is faster.
 
 Memory besides the weights: the gradient, 4 bytes a trained parameter; the sum
 and the record that is being clipped (int64), up to 24 bytes a trained
@@ -41,16 +41,16 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
 
 
-GRADIENTS = ('by_example', 'by_batch')
+GRADIENT_MODES = ('per_example', 'per_batch')
 
 
-def check_gradients(gradients: str, *, is_private: bool) -> None:
-  """Raises ValueError if gradients are unknown or cannot be clipped."""
-  checks.one_of(GRADIENTS, gradients=gradients)
-  if is_private and gradients != 'by_example':
+def check_gradient_mode(gradient_mode: str, *, is_private: bool) -> None:
+  """Raises ValueError for an unknown mode, or one that cannot be clipped."""
+  checks.one_of(GRADIENT_MODES, gradient_mode=gradient_mode)
+  if is_private and gradient_mode != 'per_example':
     raise ValueError(
-        f'gradients = {gradients!r} cannot be clipped by example: take '
-        "'by_example' for private data."
+        f'gradient_mode = {gradient_mode!r} cannot be clipped by example: '
+        "take 'per_example' for private data."
     )
 
 
@@ -67,7 +67,7 @@ class DpSgd:
       build_query: Optional[queries.BuildQuery] = None,
       frozen: Collection[str] = (),
       devices: Sequence[str] = ('/device:CPU:0',),
-      gradients: str = 'by_example',
+      gradient_mode: str = 'per_example',
       buckets: Optional[buckets_lib.LengthBuckets] = None,
       jit_compile: bool = False,
   ):
@@ -83,7 +83,7 @@ class DpSgd:
       frozen: Layers that are not trained; see `layer_freeze.match`.
       devices: Logical devices that share a batch, at least one. Each holds the
         weights and a sum.
-      gradients: One of `GRADIENTS`; 'by_batch' for public data only.
+      gradient_mode: One of `GRADIENT_MODES`; 'per_batch' for public data only.
       buckets: By example, each is padded to the first boundary that holds it.
         None: each is computed in its own length.
       jit_compile: Whether XLA compiles gradients by example, once for each
@@ -93,12 +93,12 @@ class DpSgd:
       ValueError: An argument is out of range, frozen names no layer or all of
         them, gradients by batch are to be clipped, or the query is for clients.
     """
-    check_gradients(gradients, is_private=build_query is not None)
+    check_gradient_mode(gradient_mode, is_private=build_query is not None)
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     # Gradients by batch are not compiled, so they need no buckets.
     buckets_lib.check_jit(
-        jit_compile and gradients == 'by_example',
+        jit_compile and gradient_mode == 'per_example',
         buckets,
         frozen=model.encoder.frozen,
     )
@@ -123,7 +123,7 @@ class DpSgd:
             model,
             query=self._query,
             live=tuple(self._live_specs),
-            gradients=gradients,
+            gradient_mode=gradient_mode,
             buckets=buckets,
             jit_compile=jit_compile,
         ),
@@ -290,7 +290,7 @@ def _build_compute(
     *,
     query: tfp.SumAggregationDPQuery,
     live: tuple[str, ...],
-    gradients: str,
+    gradient_mode: str,
     buckets: Optional[buckets_lib.LengthBuckets],
     jit_compile: bool,
 ) -> Callable[..., _Sums]:
@@ -302,7 +302,7 @@ def _build_compute(
     examples = _examples(batch, seed)
     gradient_of = _build_gradient(model, weights)
     # One gradient of the summed loss: none of an example that could be clipped.
-    if gradients == 'by_batch':
+    if gradient_mode == 'per_batch':
       return _Sums(
           *gradient_of(trained, _masked(model, examples)),
           norm=tf.zeros([]),

@@ -34,7 +34,7 @@ def specs(*, dim: int, adapter_dim: int) -> weights_lib.Specs:
 def apply(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
   """Adds the adapter's change to float32 [B, S, D], in float32."""
   hidden = layers.linear(
-      layers.standardize(inputs), weights['down'], weights['bias_down']
+      layers.normalize_frames(inputs), weights['down'], weights['bias_down']
   )
   return inputs + layers.linear(
       tf.nn.relu(hidden), weights['up'], weights['bias_up']

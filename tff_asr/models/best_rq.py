@@ -66,7 +66,7 @@ def _log_mel_of_waveforms(
     waveforms: tf.Tensor, num_samples: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Log-mel features of waveforms float32 [B, T, 1] of any scale."""
-  samples = waveform.standardize(waveforms[:, :, 0], num_samples)
+  samples = waveform.standardize_waveforms(waveforms[:, :, 0], num_samples)
   return log_mel.log_mel(_SPEECH_STDDEV * samples, num_samples)
 
 

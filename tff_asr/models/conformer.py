@@ -184,7 +184,7 @@ def _block(
     gated *= tf.cast(valid, gated.dtype)
     hidden = _depthwise(gated, weights['depthwise'])
     hidden = layers.group_norm(
-        weights_lib.select('gn', weights),
+        weights_lib.subtree('gn', weights),
         hidden,
         valid,
         num_groups=num_groups,
@@ -194,8 +194,8 @@ def _block(
 
   def run(module, name, hidden, seed):
     """A module on the normed stream, in `activation_dtype`; its outputs."""
-    own = weights_lib.select(name, weights)
-    normed = layers.layer_norm(weights_lib.select('ln', own), hidden)
+    own = weights_lib.subtree(name, weights)
+    normed = layers.layer_norm(weights_lib.subtree('ln', own), hidden)
     # The residual stream stays float32.
     normed = tf.cast(normed, activation_dtype)
     return tf.cast(module(own, normed, seed), tf.float32)
@@ -209,7 +209,7 @@ def _block(
   hidden += run(attention_module, 'attention', hidden, attention_seed)
   hidden += run(convolution, 'conv', hidden, conv_seed)
   hidden += run(mlp, 'mlp_2', hidden, mlp_2_seed) / 2
-  return layers.layer_norm(weights_lib.select('ln', weights), hidden)
+  return layers.layer_norm(weights_lib.subtree('ln', weights), hidden)
 
 
 def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:

@@ -99,7 +99,7 @@ def _block(
     activation_dtype: str,
 ) -> tf.Tensor:
   """One block."""
-  normed = layers.layer_norm(weights_lib.select('norm', weights), inputs)
+  normed = layers.layer_norm(weights_lib.subtree('norm', weights), inputs)
   kernel = tf.cast(weights['kernel'], activation_dtype)
   reach = kernel.shape[0] // 2
   # Layer norm makes padding nonzero; the convolution must read 0 there.

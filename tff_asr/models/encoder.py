@@ -193,7 +193,7 @@ def stack(
         seed, num_blocks + (1 if embed is None else 2)
     )
     hidden, lengths = front.apply(
-        weights_lib.select('front', weights),
+        weights_lib.subtree('front', weights),
         features,
         feature_lengths,
         front_seed,
@@ -205,11 +205,11 @@ def stack(
     valid = layers.length_mask(lengths, size)
     outputs = [hidden]
     for name, block_seed in zip(names, seeds, strict=True):
-      block_weights = weights_lib.select(name, weights)
+      block_weights = weights_lib.subtree(name, weights)
       hidden = apply_block(block_weights, hidden, valid, block_seed)
       outputs.append(hidden)
     if final_norm:
-      norm_weights = weights_lib.select('norm', weights)
+      norm_weights = weights_lib.subtree('norm', weights)
       outputs[-1] = layers.layer_norm(norm_weights, hidden)
     return outputs, lengths
 

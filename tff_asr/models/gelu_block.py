@@ -138,7 +138,7 @@ class _Block:
         # As `transformers` does, also with norm 'post'.
         skips_norms=True,
     )
-    own = weights_lib.select(_ADAPTER, weights)
+    own = weights_lib.subtree(_ADAPTER, weights)
     return adapter.apply(own, outputs) if own else outputs
 
   def _attend(self, weights, hidden, valid, seed):

@@ -102,7 +102,7 @@ def build_on(
   def apply(weights, features, feature_lengths, seed):
     encoder_seed, head_seed = layers_lib.split_seed(seed, 2)
     outputs, lengths = encoder.layer_outputs(
-        weights_lib.select('encoder', weights),
+        weights_lib.subtree('encoder', weights),
         features,
         feature_lengths,
         encoder_seed,
@@ -160,7 +160,7 @@ class _Head(NamedTuple):
   ) -> tf.Tensor:
     """float32 [B, S, L, E] to [B, S, D]."""
     mix_seed, output_seed = layers_lib.split_seed(seed, 2)
-    parts = layers_lib.standardize(parts)
+    parts = layers_lib.normalize_frames(parts)
     # Shares sum to 1, so that the mix stays at the scale of one layer.
     shares = tf.nn.softmax(weights['mix'])
     hidden = tf.reduce_sum(parts * shares[:, tf.newaxis], axis=2)

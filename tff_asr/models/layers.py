@@ -50,11 +50,11 @@ def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
     As inputs.
   """
   # Statistics in float32: bfloat16 has 8 bits.
-  normed = standardize(tf.cast(inputs, tf.float32))
+  normed = normalize_frames(tf.cast(inputs, tf.float32))
   return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
 
 
-def standardize(values: tf.Tensor) -> tf.Tensor:
+def normalize_frames(values: tf.Tensor) -> tf.Tensor:
   """Layer norm without weights, float32 [..., D]."""
   mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
   return (values - mean) * tf.math.rsqrt(variance + _EPSILON)
@@ -86,7 +86,7 @@ def residual_block(
   # Three seeds, so that layer drop does not depend on dropout.
   attention_seed, mlp_seed, drop_seed = split_seed(seed, 3)
   ln1, ln2 = (
-      functools.partial(layer_norm, weights_lib.select(name, weights))
+      functools.partial(layer_norm, weights_lib.subtree(name, weights))
       for name in ('ln1', 'ln2')
   )
 

@@ -213,7 +213,7 @@ class _Front:
     lengths = self._output_lengths(num_samples)
     if self.input_norm:
       hidden = layers.layer_norm(
-          weights_lib.select('input_norm', weights), hidden
+          weights_lib.subtree('input_norm', weights), hidden
       )
     hidden = layers.linear(
         hidden, weights['projection'], weights['projection_bias']
@@ -228,7 +228,7 @@ class _Front:
     # Blocks of 'pre' begin with a norm of their own.
     if self.norm == 'post':
       hidden = layers.layer_norm(
-          weights_lib.select('output_norm', weights), hidden
+          weights_lib.subtree('output_norm', weights), hidden
       )
     return layers.dropout(hidden, self.dropout, position_seed), lengths
 
@@ -241,14 +241,14 @@ class _Front:
     for name, size, stride in zip(
         self._names, self.conv_kernels, self.conv_strides
     ):
-      own = weights_lib.select(name, weights)
+      own = weights_lib.subtree(name, weights)
       hidden = convolution.convolve(hidden, own['kernel'], stride)
       lengths = (lengths - size) // stride + 1
       if self.conv_bias:
         hidden += own['bias']
       if name in self._normed:
         hidden = self._normalize(
-            weights_lib.select('norm', own), hidden, lengths
+            weights_lib.subtree('norm', own), hidden, lengths
         )
       # Frames past the end are finite, and none before the end reads them.
       hidden = gelu_block.exact_gelu(hidden)

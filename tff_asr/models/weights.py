@@ -65,7 +65,7 @@ def prefix(name: str, specs: Mapping[str, _Value]) -> dict[str, _Value]:
   return {f'{name}/{key}': spec for key, spec in specs.items()}
 
 
-def select(name: str, weights: Mapping[str, tf.Tensor]) -> Weights:
+def subtree(name: str, weights: Mapping[str, tf.Tensor]) -> Weights:
   """The weights under `name/`, without that prefix: the reverse of `prefix`."""
   start = f'{name}/'
   # The order stays sorted: all names lose the same prefix.

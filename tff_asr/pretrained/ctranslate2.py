@@ -65,7 +65,7 @@ class Variables:
     self.path = path
     # Data are read one variable at a time, when they are asked for: decoders,
     # which may be larger than the encoder, never are.
-    with files.open_plain(path) as f:
+    with files.open_regular(path) as f:
       self.kind, self._variables = _read_table(_Cursor(path, f))
     self.shapes = {name: each.shape for name, each in self._variables.items()}
 
@@ -104,7 +104,7 @@ class Variables:
     return int.from_bytes(self._bytes(variable), 'little', signed=True)
 
   def _bytes(self, variable: _Variable) -> bytes:
-    with files.open_plain(self.path) as f:
+    with files.open_regular(self.path) as f:
       f.seek(variable.offset)
       return f.read(variable.num_bytes)
 

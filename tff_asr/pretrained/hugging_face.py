@@ -307,7 +307,7 @@ def _without_safetensors(folder: str) -> str:
 def _read_shapes(path: str) -> dict[str, tuple[int, ...]]:
   """Shapes of a file's tensors."""
   try:
-    with files.open_plain(path):
+    with files.open_regular(path):
       pass  # Raises for a pipe or device, of which safetensors would wait.
     with safetensors.safe_open(path, framework='numpy') as file:
       return {

@@ -13,7 +13,7 @@ unclipped. The clip of the whole update is C = sqrt(sum of C_h^2).
 
 Counts are H more elements of a record, and get noise like the others. A round
 costs one Gaussian of the noise multiplier z; the noise on the update is larger
-by `Adaptation.update_noise_ratio`: docs/mechanisms.md ("Adaptive clips").
+by `ClipAdaptation.update_noise_ratio`: docs/mechanisms.md ("Adaptive clips").
 
 Differences from tensorflow-privacy's `QuantileAdaptiveClipSumQuery`: a clip for
 each layer; one event of the given z instead of two; noise by our key.
@@ -37,7 +37,7 @@ from tff_asr.privacy import queries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adaptation:
+class ClipAdaptation:
   """Settings of adaptive clips.
 
   Attributes:
@@ -156,7 +156,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       noise: queries.NoiseProcess = queries.IndependentNoise(),
       noise_kernel: str = 'host',
-      adaptation: Adaptation = Adaptation(),
+      adaptation: ClipAdaptation = ClipAdaptation(),
   ):
     """Creates the query.
 

@@ -3,8 +3,8 @@
 The run is that of `federated`, with its sampling, clipping, noise and ledger.
 But canaries are added to the clients, and all others send zeros: the sum that
 each round should have released is known, and contains no data. At the end the
-releases are tested (`privacy.residuals`), and epsilon is estimated and bounded
-from the canaries' scores (`privacy.audit`). The model is useless and is
+releases are tested (`privacy.noise_residuals`), and epsilon is estimated and
+bounded from the canaries' scores (`privacy.audit`). The model is useless and is
 removed. Releases are kept in memory, so an audit cannot be resumed.
 
   D: elements of a layer. H: layers. K: canaries. T: rounds.
@@ -26,7 +26,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import residuals
+from tff_asr.privacy import noise_residuals
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
@@ -137,7 +137,7 @@ def _examine(
           # The largest charge: the noise of every round must reach it.
           charged=max(group.noise_multiplier for group in charged),
       ),
-      *residuals.run_tests(released.layers(), covariance=covariance),
+      *noise_residuals.run_tests(released.layers(), covariance=covariance),
   ]
   # After the tests: they collect from `layers` what scores need.
   places = {
@@ -176,10 +176,10 @@ def _examine(
 
 def charged_noise_test(
     noise_ratios: Sequence[float], *, charged: float
-) -> residuals.ResidualTest:
+) -> noise_residuals.ResidualTest:
   """Compares the stated noise over the clip with the ledger's: certain."""
   least = min(noise_ratios)
-  return residuals.ResidualTest(
+  return noise_residuals.ResidualTest(
       'charged',
       f'noise / clip is {least:.4g}, charged is {charged:.4g}',
       # Both were rounded to float32.
@@ -293,7 +293,7 @@ class _Released:
     # releases' mean squares, [T]; and the mean square of their sum, [].
     self._inner, self._squares, self._sum_square = [], [], []
 
-  def layers(self) -> Iterator[residuals.LayerResiduals]:
+  def layers(self) -> Iterator[noise_residuals.NoiseResiduals]:
     """Yields the layers of all rounds, and keeps what `scores` need of them."""
     for place, (name, first) in enumerate(self._rounds[0].layers.items()):
       released = np.stack([
@@ -314,7 +314,7 @@ class _Released:
       self._squares.append(np.mean(released**2, axis=1))
       self._sum_square.append(np.mean(released.sum(axis=0) ** 2))
       ratios = self.noise_ratios[:, None]
-      yield residuals.LayerResiduals(
+      yield noise_residuals.NoiseResiduals(
           name, (released - known) / ratios, known / ratios
       )
 

@@ -38,7 +38,7 @@ from tff_asr.storage import run_dir
 _PUBLISHED_ROWS = 8  # `pad_to_batch` of the published code.
 
 
-class Hypothesis(NamedTuple):
+class EvaluatedUtterance(NamedTuple):
   """A decoded utterance.
 
   Attributes:
@@ -78,7 +78,7 @@ class Evaluation:
       compared. It does not apply to tokens and the published rate.
   """
 
-  hypotheses: list[Hypothesis]
+  hypotheses: list[EvaluatedUtterance]
   loss: float
   token_errors: word_errors.WordErrors = word_errors.WordErrors()
   too_long: frozenset[str] = frozenset()
@@ -272,7 +272,7 @@ class Evaluator:
       batch: Mapping[str, tf.Tensor],
       decoded: Mapping[str, tf.Tensor | tf.RaggedTensor],
       beam_search: Optional[hypothesis_lib.Decode],
-  ) -> list[Hypothesis]:
+  ) -> list[EvaluatedUtterance]:
     """Returns the hypotheses of a batch."""
     texts_with_lm = [None] * len(batch['client_id'])
     if beam_search is not None:
@@ -289,7 +289,7 @@ class Evaluator:
         strict=True,
     )
     return [
-        Hypothesis(
+        EvaluatedUtterance(
             client_id=client_id.decode(),
             utterance_id=utterance_id.decode(),
             reference=reference.decode(),

@@ -11,7 +11,7 @@ from tff_asr.data import index
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import speakers
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -58,13 +58,15 @@ def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
     ValueError: If an index is damaged or, with `is_verified`, a shard; it names
       the file and the clients.
   """
-  read = {os.path.basename(f.rstrip('/')): summaries.read(f) for f in folders}
+  read = {
+      os.path.basename(f.rstrip('/')): split_summary.read(f) for f in folders
+  }
   # Folders of the same name are told apart by their paths.
   if len(read) < len(folders):
-    read = {folder: summaries.read(folder) for folder in folders}
-  lines = [summaries.table(read)]
+    read = {folder: split_summary.read(folder) for folder in folders}
+  lines = [split_summary.table(read)]
   for name, summary in read.items():
-    lines.extend(summaries.remarks(name, summary))
+    lines.extend(split_summary.remarks(name, summary))
   if is_verified:
     for folder in folders:
       # The slow part: it reads every byte.

@@ -34,7 +34,7 @@ from tff_asr.programs import warm_start
 _CLIENTS_PER_CALL = 100
 
 
-class Person(NamedTuple):
+class PersonResult(NamedTuple):
   """Counts of one person.
 
   Attributes:
@@ -93,7 +93,7 @@ class Personalizer:
       *,
       context: tff.framework.AsyncContext,
       progress: progress_lib.Progress,
-  ) -> dict[str, Person]:
+  ) -> dict[str, PersonResult]:
     """Returns the counts of each client, sorted by id.
 
     Args:
@@ -207,7 +207,9 @@ def _check_private(
     )
 
 
-def _people(rows: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Person]]:
+def _people(
+    rows: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, PersonResult]]:
   """The clients of a call's result."""
   for client_id, words, errors, num_adapted in zip(
       *(np.asarray(rows[name])
@@ -215,13 +217,13 @@ def _people(rows: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Person]]:
       strict=True,
   ):
     # The words are the same in each evaluation.
-    yield client_id.decode(), Person(
+    yield client_id.decode(), PersonResult(
         int(words[0]), errors.tolist(), num_adapted.tolist()
     )
 
 
 def _results(
-    people: Mapping[str, Person],
+    people: Mapping[str, PersonResult],
     adaptation: personalization.Adaptation,
     attributes: Mapping[str, Mapping[str, str]],
     overlap: public_data.OverlapCounts,
@@ -247,7 +249,7 @@ def _results(
 
 
 def _summary(
-    people: Mapping[str, Person], column: int, number: Optional[int]
+    people: Mapping[str, PersonResult], column: int, number: Optional[int]
 ) -> dict[str, Any]:
   """The gains of an adaptation, as JSON; empty if no person could adapt."""
   # People with fewer utterances would make the rows those of other adaptations.

@@ -60,7 +60,7 @@ class Pretraining(
     build_query: Builds, from the specs of the trained weights, the query that
       clips and noises gradients by example; None: the data are public.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
-    gradients: As in `dp_sgd.DpSgd`.
+    gradient_mode: As in `dp_sgd.DpSgd`.
     measured_clips: Values of C. At its end a public run reports which share of
       the gradients by example each would clip.
     freeze: Which layers to freeze, by the scores of init_from_run.
@@ -75,7 +75,7 @@ class Pretraining(
   seed: int
   build_query: Optional[queries.BuildQuery] = None
   devices: Optional[list[str]] = None
-  gradients: str = 'by_example'
+  gradient_mode: str = 'per_example'
   measured_clips: Sequence[float] = ()
   freeze: Optional[layer_freeze.LayerFreeze] = None
   jit_compile: bool = False
@@ -97,8 +97,8 @@ class Pretraining(
             functools.partial(checks.positive, measured_clips=clip)
             for clip in self.measured_clips
         ),
-        lambda: dp_sgd.check_gradients(
-            self.gradients, is_private=self.build_query is not None
+        lambda: dp_sgd.check_gradient_mode(
+            self.gradient_mode, is_private=self.build_query is not None
         ),
         # With any key: this call only checks the arguments.
         lambda: self._build_examples(keys.from_seed(0)),
@@ -176,7 +176,7 @@ class Pretraining(
         build_query=self.build_query,
         frozen=self._choose_frozen(),
         devices=devices_lib.logical_devices(self.devices),
-        gradients=self.gradients,
+        gradient_mode=self.gradient_mode,
         buckets=self.pipeline.buckets,
         jit_compile=self.jit_compile,
     )

@@ -63,7 +63,7 @@ class _Speakers(NamedTuple):
   is_complete: bool = True
 
 
-class OverlapCheck(NamedTuple):
+class OverlapFindings(NamedTuple):
   """Findings of the check of a run.
 
   Attributes:
@@ -124,7 +124,7 @@ def check_overlap(
     parent_runs: Mapping[str, str],
     is_protected: bool,
     on_shared_data: str,
-) -> OverlapCheck:
+) -> OverlapFindings:
   """Compares what a run calls public with what it, or its parents, protect.
 
   Args:
@@ -164,7 +164,9 @@ def check_overlap(
   _report(invalidations, unchecked, on_shared_data=on_shared_data)
   if dev is not None and not is_protected:
     _warn_of_trained_dev_speakers(train, dev)
-  return OverlapCheck(invalidations, unchecked, tuple(dict.fromkeys(sources)))
+  return OverlapFindings(
+      invalidations, unchecked, tuple(dict.fromkeys(sources))
+  )
 
 
 def _report(
@@ -205,7 +207,7 @@ def _warn_of_trained_dev_speakers(train: _Speakers, dev: _Speakers) -> None:
 def _compare(
     private: Mapping[str, _Speakers], public: Mapping[str, _Speakers]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns `OverlapCheck.invalidations` and `OverlapCheck.unchecked`."""
+  """Returns `OverlapFindings.invalidations` and `OverlapFindings.unchecked`."""
   invalidations, unchecked = [], []
   for owner, protected in private.items():
     for label, shown in public.items():

@@ -386,7 +386,7 @@ class Prepared(NamedTuple):
 
   process_state: process_lib.State
   inherited: Optional[ledger_lib.Inherited]
-  public: public_data.OverlapCheck
+  public: public_data.OverlapFindings
 
 
 async def prepare(training: TrainingRun) -> Prepared:
@@ -438,7 +438,7 @@ class _OpenRun(NamedTuple):
   folder: run_dir.RunDir
   ledger: Optional[ledger_lib.Ledger]
   private: Optional[private_rounds.PrivateRoundRunner]
-  public: public_data.OverlapCheck
+  public: public_data.OverlapFindings
   shows_exact: bool
 
   def is_over(self, state: run_state.RunState, round_num: int) -> bool:
@@ -816,7 +816,7 @@ def _begin(
     training: TrainingRun,
     folder: run_dir.RunDir,
     initial: run_state.RunState,
-    public: public_data.OverlapCheck,
+    public: public_data.OverlapFindings,
     stack: contextlib.AsyncExitStack,
 ) -> tuple[run_state.RunState, Optional[ledger_lib.Ledger]]:
   """Starts the ledger of a new run, if it has one."""
@@ -840,7 +840,7 @@ def _resume_ledger(
     training: TrainingRun,
     folder: run_dir.RunDir,
     saved: run_state.RunState,
-    public: public_data.OverlapCheck,
+    public: public_data.OverlapFindings,
     stack: contextlib.AsyncExitStack,
 ) -> Optional[ledger_lib.Ledger]:
   """Opens the ledger of a resumed run, if it has one."""

@@ -13,7 +13,7 @@ import statistics
 from typing import Optional
 
 from tff_asr.data import client_data
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import public_data
 from tff_asr.recognition import export
@@ -135,7 +135,7 @@ def _data(run: runs_lib.Run) -> str:
       continue
     counts = ['missing when this card was made', '', '']
     if os.path.isdir(folder):
-      summary = summaries.read(folder)
+      summary = split_summary.read(folder)
       counts = [
           f'{summary["num_clients"]:,}',
           f'{summary["num_utterances"]:,}',

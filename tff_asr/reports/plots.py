@@ -117,7 +117,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
   return figure
 
 
-def norms(runs: Runs) -> Optional[Figure]:
+def update_norms(runs: Runs) -> Optional[Figure]:
   """Plots norms of clients' updates before and after clipping, and the clip."""
   return _over_time(
       runs,
@@ -259,12 +259,12 @@ def personalization(runs: Runs) -> Optional[Figure]:
   From best to worst in each curve, so a person may be at two places. Of people
   who have the last number of utterances to adapt on.
   """
-  shown = [run for run in runs if speakers_lib.adapted_people(run)]
+  shown = [run for run in runs if speakers_lib.fully_adapted_people(run)]
   if not shown:
     return None
   figure, axes = _figure()
   for run in shown:
-    people = speakers_lib.adapted_people(run).values()
+    people = speakers_lib.fully_adapted_people(run).values()
     for column, style, label in (
         (0, '.--', f'{run.name}, before'), (-1, '.-', f'{run.name}, after')
     ):

@@ -192,7 +192,7 @@ def _for_the_operator(
           draw('training_losses', plots.training_losses(runs)),
       ],
       'Clipping and noise': [
-          draw('norms', plots.norms(runs)),
+          draw('norms', plots.update_norms(runs)),
           draw('clipped', plots.clipped(runs)),
           draw('noise', plots.noise(runs)),
       ],

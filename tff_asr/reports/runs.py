@@ -52,7 +52,7 @@ class Privacy(TypedDict):
   releases: NotRequired[dict[str, int]]  # Rounds that released no model.
 
 
-class Hypothesis(TypedDict):
+class EvaluatedUtterance(TypedDict):
   """An evaluated utterance in test.json."""
   client_id: str
   utterance_id: str
@@ -80,14 +80,14 @@ class DecodingWithLm(ErrorCounts):
 
 class Evaluation(ErrorCounts):
   """Fields of test.json; attributes are by speaker."""
-  hypotheses: list[Hypothesis]
+  hypotheses: list[EvaluatedUtterance]
   attributes: dict[str, dict[str, str]]
   private: dict[str, int | bool]
   normalization: list[str]
   with_lm: NotRequired[DecodingWithLm]
 
 
-class Person(TypedDict):
+class PersonResult(TypedDict):
   """Counts of a person in personalization.json, before and after."""
   words: int
   errors: list[int]
@@ -98,7 +98,7 @@ class Personalization(TypedDict):
   """Fields of personalization.json; `gains` are of `metrics.gains`."""
   trained: list[str]
   gains: list[dict[str, Any]]
-  people: dict[str, Person]
+  people: dict[str, PersonResult]
   attributes: dict[str, dict[str, str]]
   private: dict[str, int | bool]
 

@@ -61,7 +61,7 @@ def by_attribute(run: runs_lib.Run) -> dict[tuple[str, str], SpeakerGroup]:
   }
 
 
-def adapted_people(run: runs_lib.Run) -> dict[str, runs_lib.Person]:
+def fully_adapted_people(run: runs_lib.Run) -> dict[str, runs_lib.PersonResult]:
   """Returns the people who have the last number of utterances to adapt on."""
   if run.personalization is None:
     return {}
@@ -78,9 +78,10 @@ def gains_by_group(
 ) -> dict[tuple[str, str], gains.Gains]:
   """Groups the people of a personalisation by attribute; see `members`.
 
-  The gains are those of `adapted_people`, with the last number of utterances.
+  The gains are those of `fully_adapted_people`, with the last number of
+  utterances.
   """
-  people = adapted_people(run)
+  people = fully_adapted_people(run)
   attributes = (run.personalization or {}).get('attributes', {})
   return {
       label: gains.summarize(

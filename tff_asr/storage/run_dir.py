@@ -7,7 +7,7 @@ The folder has mode 0700. Its files:
   model_spec.json   model and pipeline, as data (`recognition.model_spec`)
   run.lock        held while a run is in progress; names its process
   machine.json    threads and devices that it began with
-                  (`hardware_fingerprint`)
+                  (`environment_fingerprint`)
   state/          program states, to resume from (owner only)
   secrets.safetensors   keys and unreleased noise of the newest state, until
                   the run has ended (owner only)
@@ -45,7 +45,7 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import privacy_report
 from tff_asr.storage import checkpoints
-from tff_asr.storage import hardware_fingerprint
+from tff_asr.storage import environment_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import model_file
 
@@ -197,14 +197,15 @@ class RunDir:
             begun.get(name) != macros.get(name) for name in _LENGTH
         )
         # A warning only: other hardware changes bits, and no guarantee.
-        hardware_fingerprint.check(path)
+        environment_fingerprint.check(path)
       else:
         # Once: resumed runs are compared with what the run began with.
         files.write_text(self.file(CONFIG), configuration)
         if model_spec:
           files.write_text(self.file(MODEL_SPEC), model_spec)
         files.write_json(
-            hardware_fingerprint.path(path), hardware_fingerprint.describe()
+            environment_fingerprint.path(path),
+            environment_fingerprint.current_properties(),
         )
     # An interrupt must release the folder, too.
     except BaseException:

@@ -13,7 +13,7 @@ DROPPED_FILE = 'dropped.tsv'
 
 
 class Summary(TypedDict, total=False):
-  """A split's entry of summary.json; `build` describes the fields.
+  """A split's entry of summary.json; `summarize` describes the fields.
 
   `shared`, which conversion adds, counts recordings that other splits have too.
   """
@@ -35,7 +35,7 @@ _COLUMNS = (
 )
 
 
-def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
+def summarize(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
   """Returns the summary of a split, as in summary.json.
 
   Args:
@@ -81,7 +81,7 @@ def read(folder: str | os.PathLike[str]) -> Summary:
     ValueError: As `index.read`.
   """
   corpus, clients, _ = index.read(folder)
-  return build(clients, origin=corpus.origin)
+  return summarize(clients, origin=corpus.origin)
 
 
 def table(summaries: Mapping[str, Summary]) -> str:

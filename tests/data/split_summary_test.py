@@ -6,7 +6,7 @@ import numpy as np
 
 from tests import cases
 from tff_asr.data import index
-from tff_asr.data import summaries
+from tff_asr.data import split_summary
 
 _MINUTE = 60 * 16000
 
@@ -25,7 +25,7 @@ def _clients(minutes) -> index.Clients:
 class SummariesTest(cases.TestCase):
 
   def test_numbers(self):
-    summary = summaries.build(
+    summary = split_summary.summarize(
         _clients([1, 2, 6]),
         origin=dict(
             dropped={'a': 1, 'is empty': 2},
@@ -52,7 +52,7 @@ class SummariesTest(cases.TestCase):
     )
 
   def test_table_and_remarks(self):
-    summary = summaries.build(
+    summary = split_summary.summarize(
         _clients([1, 2, 6] * 400),
         origin=dict(
             dropped={'is empty': 2},
@@ -64,7 +64,7 @@ class SummariesTest(cases.TestCase):
         ),
     )
     self.assertEqual(
-        summaries.table({'train': summary}).splitlines(),
+        split_summary.table({'train': summary}).splitlines(),
         [
             '| subset | hours | utterances | speakers | min/speaker mean |  std'
             ' |  min |  max |',
@@ -75,7 +75,7 @@ class SummariesTest(cases.TestCase):
         ],
     )
     self.assertEqual(
-        summaries.remarks('train', summary),
+        split_summary.remarks('train', summary),
         [
             'train: x: 1,200',
             'train: left out, is empty: 2 (see dropped.tsv)',
@@ -86,13 +86,13 @@ class SummariesTest(cases.TestCase):
     )
 
   def test_one_file_over_all_splits(self):
-    summary = summaries.build(_clients([1]), origin={})
+    summary = split_summary.summarize(_clients([1]), origin={})
     for name in 'ab':
       os.mkdir(self.path(name))
-      summaries.merge(self.root, {name: summary})
-    path = self.path(summaries.SUMMARY_FILE)
+      split_summary.merge(self.root, {name: summary})
+    path = self.path(split_summary.SUMMARY_FILE)
     with open(path, encoding='utf-8') as f:
       self.assertEqual(json.load(f), {'a': summary, 'b': summary})
     os.rmdir(self.path('a'))
-    summaries.merge(self.root, {'b': summary})
+    split_summary.merge(self.root, {'b': summary})
     self.assertEqual(json.loads(pathlib.Path(path).read_text()), {'b': summary})

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.privacy.residuals.
+"""Tests of tff_asr.privacy.noise_residuals.
 
 How often the tests find planted defects is tested in
 tests/benchmarks/audit_power_test.py, on simulated runs.
@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import numpy as np
 import scipy.stats
 
-from tff_asr.privacy import residuals
+from tff_asr.privacy import noise_residuals
 from tff_asr.privacy import strategies
 
 _SIZES = {'a': 1, 'b': 7, 'c': 300}
@@ -33,12 +33,12 @@ def _known(layer: np.ndarray) -> np.ndarray:
 
 def _test(
     layers: dict[str, np.ndarray], *, covariance: np.ndarray | None = None
-) -> dict[str, residuals.ResidualTest]:
+) -> dict[str, noise_residuals.ResidualTest]:
   """The tests' results, by name."""
   num_rounds = len(next(iter(layers.values())))
-  tests = residuals.run_tests(
+  tests = noise_residuals.run_tests(
       (
-          residuals.LayerResiduals(name, layer, _known(layer))
+          noise_residuals.NoiseResiduals(name, layer, _known(layer))
           for name, layer in layers.items()
       ),
       covariance=np.eye(num_rounds) if covariance is None else covariance,

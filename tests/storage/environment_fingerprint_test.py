@@ -1,4 +1,4 @@
-"""Tests of tff_asr.storage.hardware_fingerprint."""
+"""Tests of tff_asr.storage.environment_fingerprint."""
 
 import json
 import os
@@ -7,25 +7,25 @@ from unittest import mock
 import tensorflow as tf
 
 from tests import cases
-from tff_asr.storage import hardware_fingerprint
+from tff_asr.storage import environment_fingerprint
 
 
 class MachineTest(cases.TestCase):
 
   def write(self, **changes) -> None:
-    with open(hardware_fingerprint.path(self.root), 'w', encoding='utf-8') as f:
-      json.dump(hardware_fingerprint.describe() | changes, f)
+    with open(environment_fingerprint.path(self.root), 'w', encoding='utf-8') as f:
+      json.dump(environment_fingerprint.current_properties() | changes, f)
 
   def test_the_same_machine_logs_nothing(self):
     with self.assertNoLogs('absl', 'WARNING'):
-      hardware_fingerprint.check(self.root)
+      environment_fingerprint.check(self.root)
       self.write()
-      hardware_fingerprint.check(self.root)
+      environment_fingerprint.check(self.root)
 
   def test_another_machine_logs_its_differences_in_one_line(self):
     self.write(processor='abacus', tensorflow='1.0')
     with self.assertLogs('absl', 'WARNING') as logs:
-      hardware_fingerprint.check(self.root)
+      environment_fingerprint.check(self.root)
     (line,) = logs.output
     self.assertIn("processor 'abacus', here ", line)
     self.assertIn("tensorflow '1.0', here ", line)
@@ -38,5 +38,5 @@ class MachineTest(cases.TestCase):
     with mock.patch.object(
         tf.config.threading, 'set_intra_op_parallelism_threads'
     ) as restored:
-      hardware_fingerprint.restore_threads(self.root)
+      environment_fingerprint.restore_threads(self.root)
     restored.assert_called_once_with(threads)

@@ -45,7 +45,7 @@ def check(run: str) -> None:
   before = _read(run)
   if before is None:
     return
-  here = describe()
+  here = current_properties()
   differences = [
       f'{name} {before.get(name)!r}, here {here[name]!r}'
       for name in here
@@ -64,7 +64,7 @@ def path(run: str) -> str:
   return os.path.join(run, _NAME)
 
 
-def describe() -> Properties:
+def current_properties() -> Properties:
   """Returns the properties of this process that its results depend on."""
   return {
       'devices': [

@@ -42,7 +42,7 @@ _RESOLUTION = 2.0**-12
 _NUM_VIEWS = 4
 
 
-class LayerResiduals(NamedTuple):
+class NoiseResiduals(NamedTuple):
   """A layer of all rounds, in units of the noise's stated deviation.
 
   Attributes:
@@ -82,7 +82,7 @@ class _Finding(NamedTuple):
 
 
 def run_tests(
-    layers: Iterable[LayerResiduals], *, covariance: np.ndarray
+    layers: Iterable[NoiseResiduals], *, covariance: np.ndarray
 ) -> list[ResidualTest]:
   """Tests residuals by layers, elements, rounds (if several) and sums.
 
