@@ -238,7 +238,9 @@ class WholeRunTest(_RunTestCase):
     self.assertIn(
         f'{results["privacy"]["verdict"]}\nEpsilon: ', printed
     )
-    self.assertRegex(printed, r'(?m)^dev WER \d.*% \(round 2\), dev CER ')
+    self.assertRegex(
+        printed, r'(?m)^dev WER [\d.]+ %, CER [\d.]+ % \(round 2\)$'
+    )
     self.assertIn(f'Next: python bin/transcribe.py --run={self.run} ', printed)
     for word in ('speaker', 'trusted', 'delta', 'epsilon', '30'):
       self.assertIn(word, report)

@@ -94,11 +94,22 @@ class ProgressTest(absltest.TestCase):
     ) as progress:
       progress.update(loss='2.0')
       progress.update(loss='1.5')
+      shown = stream.getvalue()
     self.assertEqual(
-        stream.getvalue(),
+        shown,
         '\r\x1b[Kfederated: round 1 of 2, loss 2.0'
+        # What follows, before the end of the block too, begins a line.
         '\r\x1b[Kfederated: round 2 of 2, loss 1.5\n',
     )
+    self.assertEqual(stream.getvalue(), shown)
+
+  def test_a_loop_that_ends_early_ends_its_line(self):
+    stream = _Terminal()
+    with progress_lib.Progress(
+        description='federated', total=2, stream=stream
+    ) as progress:
+      progress.update()
+    self.assertEndsWith(stream.getvalue(), 'round 1 of 2\n')
 
   @mock.patch.object(
       os, 'get_terminal_size', return_value=os.terminal_size((40, 24))

@@ -379,3 +379,12 @@ class FormatMetricsTest(parameterized.TestCase):
         {'epsilon': 499.9}, target_epsilon=600.0, is_private=False
     )
     self.assertEqual(found, {'epsilon (RDP)': '500 of 600 (NOT PRIVATE)'})
+
+  def test_rates_name_their_round(self):
+    found = training_loop.format_metrics(
+        {'dev_word_error_rate': 0.3664, 'dev_character_error_rate': 0.0995},
+        target_epsilon=None,
+        is_private=True,
+        round_name='round 10',
+    )
+    self.assertEqual(found, {'dev': 'WER 36.6 %, CER 10.0 % (round 10)'})

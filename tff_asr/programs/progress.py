@@ -55,6 +55,8 @@ class Progress:
     # So that the first update writes a line.
     self._last_line = time.monotonic() - _SECONDS_BETWEEN_LINES
     self._metrics = {}
+    # Whether a terminal's line is still to be ended.
+    self._is_open = False
 
   def update(self, count: int = 1, **metrics: str) -> None:
     """Advances by `count`; metrics replace earlier ones of the same name."""
@@ -63,13 +65,14 @@ class Progress:
     now = time.monotonic()
     if self._first is None:
       self._first = self._done, now
+    is_last = self._done >= self._total
     if self._stream.isatty():
       self._stream.write(_REDRAW + self._line(now, columns=self._columns()))
-    elif (
-        # The last line is always written.
-        self._done >= self._total
-        or now - self._last_line >= _SECONDS_BETWEEN_LINES
-    ):
+      # What is printed next begins a line.
+      self._is_open = not is_last
+      if is_last:
+        self._stream.write('\n')
+    elif is_last or now - self._last_line >= _SECONDS_BETWEEN_LINES:
       self._last_line = now
       self._stream.write(self._line(now) + '\n')
     self._stream.flush()
@@ -78,7 +81,7 @@ class Progress:
     return self
 
   def __exit__(self, *unused_error: object) -> None:
-    if self._stream.isatty():
+    if self._is_open:
       self._stream.write('\n')
 
   def _columns(self) -> Optional[int]:

@@ -72,10 +72,13 @@ _DISPLAYED = {
     'train_loss': ('loss', '{:.2f}'.format),
     # The loop computes it by RDP, which takes milliseconds.
     'epsilon': ('epsilon (RDP)', privacy_report.format_epsilon),
-    'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
-    'dev_character_error_rate': ('dev CER', '{:.1%}'.format),
-    'dev_accuracy': ('dev accuracy', '{:.1%}'.format),
     'num_clients': ('clients', '{:.0f}'.format),
+}
+# Rates on the dev set.
+_DEV_RATES = {
+    'dev_word_error_rate': 'WER',
+    'dev_character_error_rate': 'CER',
+    'dev_accuracy': 'accuracy',
 }
 
 Batch = TypeVar('Batch')
@@ -706,7 +709,7 @@ def format_metrics(
     target_epsilon: Epsilon at which the run ends, or None.
     is_private: False marks the epsilon as NOT PRIVATE.
     round_name: Added to what was measured on the dev set, which stays until it
-      is measured again, as in 'round 10'; '' for nothing.
+      is measured again, as in 'round 10'.
   """
   found = {
       name.removeprefix(EXACT_PREFIX): value for name, value in metrics.items()
@@ -722,13 +725,19 @@ def format_metrics(
     shown[epsilon] += f' of {target_epsilon:g}'
   if not is_private and epsilon in shown:
     shown[epsilon] += ' (NOT PRIVATE)'
-  if round_name:
-    shown |= {
-        label: f'{value} ({round_name})'
-        for label, value in shown.items()
-        if label.startswith('dev ')
-    }
+  if rates := _format_dev_rates(found, measured_at=round_name):
+    shown['dev'] = rates
   return shown
+
+
+def _format_dev_rates(metrics: Mapping[str, float], *, measured_at: str) -> str:
+  """Returns 'WER 36.6 %, CER 10.0 % (round 10)'; empty without any rate."""
+  rates = ', '.join(
+      f'{label} {100 * metrics[name]:.1f} %'
+      for name, label in _DEV_RATES.items()
+      if name in metrics
+  )
+  return rates and f'{rates} ({measured_at})'
 
 
 async def _open(
@@ -937,12 +946,15 @@ def _finish(
 
 def _ending(training: TrainingRun, results: Mapping[str, Any]) -> str:
   """What is printed when a run has ended: rates, folder, the next command."""
-  rates = [
-      f'{label} {text(list(results[name].values())[-1])} '
-      f'({training.step_name} {list(results[name])[-1]})'
-      for name, (label, text) in _DISPLAYED.items()
-      if name.startswith('dev_') and results.get(name)
-  ]
+  last = {
+      name: max(results[name].items())
+      for name in _DEV_RATES if results.get(name)
+  }
+  rates = _format_dev_rates(
+      {name: rate for name, (_, rate) in last.items()},
+      measured_at=f'{training.step_name} '
+      f'{max((number for number, _ in last.values()), default=0)}',
+  )
   run = training.output_dir
   written = f'Written to {run}: model, metrics'
   if 'privacy' in results:
@@ -951,7 +963,7 @@ def _ending(training: TrainingRun, results: Mapping[str, Any]) -> str:
   if not training.tokens:
     next_command = f'train on text with INIT_FROM_RUN = {run!r}'
   return '\n'.join(
-      ([', '.join(rates)] if rates else [])
+      ([f'dev {rates}'] if rates else [])
       + [f'{written}.', f'Next: {next_command}']
   )
 
