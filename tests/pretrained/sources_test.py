@@ -49,6 +49,10 @@ class SourcesTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, f'{name!r} is no public model'):
       sources.load(name)
 
+  def test_a_folder_that_is_gone_is_named_as_such(self):
+    with self.assertRaisesRegex(ValueError, '/gone of a public model does not'):
+      sources.load(self.path('gone'))
+
   def test_a_package_that_is_not_installed(self):
     self.enterContext(mock.patch.object(sys, 'path', []))
     self.assertIsNone(sources.package_folder(_TINY_EN))

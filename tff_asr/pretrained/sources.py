@@ -89,6 +89,11 @@ def load(name_or_folder: str) -> public_model.PublicModel:
         name=repository,
         source=f'the Hugging Face hub, commit {commit}',
     )
+  if os.path.isabs(name_or_folder):
+    raise ValueError(
+        f'the folder {name_or_folder} of a public model does not exist: a '
+        'trained run needs it where it was; for a new run name another one.'
+    )
   raise ValueError(
       f'{name_or_folder!r} is no public model: name {", ".join(_PACKAGES)}, a '
       'folder, or a repository of the Hugging Face hub such as '
