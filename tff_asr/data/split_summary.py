@@ -53,6 +53,7 @@ def summarize(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
     num_clients, num_utterances, hours, minutes_per_client (min, mean, std,
     max), dropped, changed, attributes, copies.
   """
+  # Of what was written: utterances that were left out do not count.
   minutes = clients.num_samples / (60 * schema.SAMPLE_RATE_HZ)
   return {
       'num_clients': len(clients.client_ids),

@@ -193,8 +193,10 @@ class BeamSearch:
     # A beam: text, state, words with frames, and two scores, the second one
     # with language model and hotwords.
     scores = np.array([score for *_, score in beams])
+    # Less the best score, as exp of long utterances' scores is 0.
     shares = np.exp(scores - scores.max())
     shares /= shares.sum()
+    # Every text has a blank in the frames that were not searched.
     skipped = log_probs[:, -1].sum() - log_probs[kept, -1].sum()
     return [
         hypothesis.Hypothesis(

@@ -78,6 +78,7 @@ def kernels(speed: fractions.Fraction) -> np.ndarray:
   taps = np.arange(-half_width, speed.numerator + half_width)
   outputs = np.arange(speed.denominator) * float(speed)
   distances = taps[:, np.newaxis] - outputs
+  # Faster speech has higher frequencies, which the rate may not hold.
   cutoff = _CUTOFF / max(1, float(speed))
   window = np.where(
       abs(distances) < half_width,

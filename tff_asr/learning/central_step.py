@@ -207,6 +207,7 @@ class CentralStep:
 
   def _update_graph(self, optimizer_state, weights, live):
     """The clip and the optimizer's step; frozen weights have no gradient."""
+    # The whole gradient: parts of devices are summed before.
     live, norms = client_update.clip_and_measure(
         live, max_norm=self._max_grad_norm
     )

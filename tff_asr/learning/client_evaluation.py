@@ -103,6 +103,7 @@ def build_sum(
   Returns:
     From weights and a client to the sums; zeros for a client without batches.
   """
+  # Otherwise AutoGraph converts what the loops call, too, models included.
   measure = tf.autograph.experimental.do_not_convert(measure)
 
   # AutoGraph converts the loops.

@@ -181,6 +181,7 @@ class DpSgd:
     # Restored states hold arrays, which each device would copy again.
     weights = weights_lib.to_tensors(state.global_model_weights)
     params = self._clipping_params(state.aggregator.query_state)
+    # With a query, gradients are clipped before the sums of devices are merged.
     sums = self._sum((weights, params, seed), batches)
     # A Poisson-sampled batch may be empty. Its step is noise, and is charged.
     if sums is None:

@@ -186,6 +186,7 @@ def _build_client(
   take_steps = client_update.build_local_steps(
       model, pipeline, adaptation.local, adaptation.frozen(model.specs)
   )
+  # Training may repeat utterances; errors are counted once.
   evaluated = client_evaluation.once(pipeline)
   specs = _measurement_specs(measure, model, evaluated)
   evaluate = client_evaluation.build_sum(measure, specs, pipeline=evaluated)

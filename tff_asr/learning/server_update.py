@@ -96,6 +96,7 @@ def build(
 def _learning_rate(state) -> tf.Tensor:
   """The rate of the next step, of an optimizer or of the one that it wraps."""
   key = tff.learning.optimizers.LEARNING_RATE_KEY
+  # Optimizers that wrap another one keep its state under this name.
   while key not in state:
     state = state['optimizer']
   return state[key]

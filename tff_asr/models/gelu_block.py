@@ -138,6 +138,7 @@ class _Block:
         # As `transformers` does, also with norm 'post'.
         skips_norms=True,
     )
+    # After layer drop: a skipped block keeps its adapter.
     own = weights_lib.subtree(_ADAPTER, weights)
     return adapter.apply(own, outputs) if own else outputs
 

@@ -176,6 +176,7 @@ def adapters(
   """
   checks.positive_int(adapter_dim=adapter_dim)
   encoder = public_encoder.build(adapter_dim=adapter_dim)
+  # All that the public model does not have: the adapters.
   specs = weights_lib.without(public_encoder.tensors, encoder.specs)
   return encoder_lib.with_frozen_tensors(
       encoder, public_encoder.tensors, specs=specs

@@ -44,6 +44,7 @@ def download(repository: str, *, revision: Optional[str] = None) -> str:
         f'{repository} is on the Hugging Face hub: `{_INSTALL}`, {by_hand}.'
     ) from None
   try:
+    # It finds a folder that was downloaded before without a network.
     return huggingface_hub.snapshot_download(
         repository, revision=revision, allow_patterns=list(_PATTERNS)
     )

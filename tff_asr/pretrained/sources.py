@@ -138,6 +138,7 @@ def _load_package(name: str) -> public_model.PublicModel:
 
 def _load_folder(folder: str) -> public_model.PublicModel:
   """Loads a folder of either kind."""
+  # First: such a folder may have a config.json, too.
   if os.path.exists(os.path.join(folder, ctranslate2.FILE)):
     return ctranslate2.load(folder)
   if os.path.exists(os.path.join(folder, hugging_face.CONFIG)):

@@ -96,6 +96,7 @@ def release(
   _check_public(run, public_corpora)
   lock = run_dir.RunLock(run)
   try:
+    # Locked: another release would add a line between reading and charging.
     with _open_ledger(run) as ledger:
       charged = ledger.contents.rounds
       sampling = accounting.Sampling(
@@ -104,10 +105,12 @@ def release(
       none = accounting.RoundGroup(
           sampling=sampling, noise_multiplier=0, count=0
       )
+      # `none` has the population of this release, which is not charged yet.
       delta = private_rounds.delta_of_release(run, delta, [none, *charged])
       query = _query(
           num_elements, sampling=sampling, epsilon=epsilon, delta=delta
       )
+      # Never stored: a release that fails is repeated with other noise.
       key = keys.draw()
       counts, event = _noised_sum(
           query, speakers, client_ids, num_elements=num_elements, key=key

@@ -440,6 +440,16 @@ def evaluate(
       # Written run by run: an interrupt keeps those that are done.
       results.append(_results(evaluated, attributes, counts, beam_search))
       files.write_json(os.path.join(run, output_name), results[-1])
+  _print_results(runs, results, private)
+  return results
+
+
+def _print_results(
+    runs: Sequence[str],
+    results: Sequence[Mapping[str, Any]],
+    private: Sequence[public_data.OverlapCounts],
+) -> None:
+  """Prints the error rates of each run, and names each language model once."""
   for run, result, counts in zip(runs, results, private, strict=True):
     _print_result(run, result, counts)
   labels = (
@@ -449,7 +459,6 @@ def evaluate(
   )
   for label in dict.fromkeys(labels):
     print(f'Language model: {label}')
-  return results
 
 
 class _Searches:

@@ -88,6 +88,7 @@ class FederatedTraining(
 
   @functools.cached_property
   def _cohorts(self) -> cohorts.CohortSampler:
+    # Once: each call without a seed draws another key.
     return self.build_cohorts(
         self.client_data.client_ids,
         key=keys.draw_or_fix(self.privacy.sampler_seed),

@@ -641,6 +641,7 @@ def delta_of_release(
   """
   if delta is None:
     delta = run_dir.read_delta(run)
+  # The default covers the largest population that the ledger protects.
   delta = privacy_report.delta_or_default(delta, rounds)
   accounting.check_delta(delta)
   return delta
@@ -659,6 +660,7 @@ def update_privacy_report(
   Returns:
     The report. What it says of the training is that of the report before.
   """
+  # The ledger has costs alone: clip, tokens and public inputs are here.
   before = run_dir.read_privacy_report(run)
   report = privacy_report.of_ledger(
       contents,

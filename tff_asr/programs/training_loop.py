@@ -351,6 +351,7 @@ def _check_durations(
   corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return
+  # The index has sums of clients, and not the longest utterance.
   mean_sec = corpus.num_samples / corpus.num_utterances / corpus.sample_rate_hz
   if mean_sec > pipeline.max_utterance_sec:
     raise ValueError(
@@ -485,6 +486,8 @@ async def run(
     OSError: There is too little memory, or room on the disk, or too many files
       are open.
   """
+  # Closed in reverse: the last state is written while the folder is still
+  # locked.
   async with contextlib.AsyncExitStack() as stack:
     # Until the run is open, it is unknown whether it may show details.
     with faults.explained_shortage():

@@ -361,6 +361,7 @@ def saved_model_texts(
   texts = []
   # Several at once, so that the check covers padded batches, too.
   for start in range(0, len(utterances), _BATCH_SIZE):
+    # Of different lengths: padding must not change a transcript.
     waveforms = [u.waveform for u in utterances[start : start + _BATCH_SIZE]]
     padded = np.zeros([len(waveforms), max(map(len, waveforms))], np.int16)
     for row, waveform in zip(padded, waveforms):

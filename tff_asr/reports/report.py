@@ -321,6 +321,7 @@ def _table(table: tables.Table, *, note: str = '') -> str:
 
 def _transposed(table: tables.Table) -> tables.Table:
   """Returns a table with a column for each row; empty without any row."""
+  # Titles alone would look like a run without results.
   if len(table) == 1:
     return [[]]
   return [list(line) for line in zip(*table)]

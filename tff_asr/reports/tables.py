@@ -405,6 +405,7 @@ def fitted(table: Table, *, width: int = 100) -> list[Table]:
     The table; or the table with rows and columns exchanged; or tables of some
     of its columns each, which begin with the first column.
   """
+  # A table that fits is shown as it is; turned round it may be narrower.
   for each in (table, list(map(list, zip(*table)))):
     if _width(each) <= width:
       return [each]
