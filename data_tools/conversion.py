@@ -404,7 +404,7 @@ def _hints(
 
 
 def _commands(
-    output_dir: str, written: Mapping[str, summaries.Summary]
+    output_dir: str, written: Mapping[str, split_summary.Summary]
 ) -> list[str]:
   """Commands that train on the parts that were written."""
   data = f'--gin_file={shlex.quote(os.path.join(output_dir, CORPUS_GIN))}'

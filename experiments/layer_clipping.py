@@ -92,14 +92,26 @@ def _transformer(num_blocks: int, dim: int) -> design.Recipe:
   )
 
 
+def _conv(num_blocks: int, dim: int) -> design.Recipe:
+  """Convolutions of another size, trained as the seed model is."""
+  settings = {'NUM_BLOCKS': num_blocks, 'DIM': dim}
+  return population.SEED.but(
+      f'seed_conv_{num_blocks}_{dim}', model=design.Model(settings=settings)
+  )
+
+
+_SHORT = population.SEED.but(
+    'seed_100', {'NUM_STEPS': 100, 'EVALUATE_EVERY': 100, 'DECAY_START': 100}
+)
+
 STATES = (
     State('conv 4 x 96, untrained', population.SEED, is_start=True),
-    State('conv 4 x 96, 100 steps', population.SHORT),
+    State('conv 4 x 96, 100 steps', _SHORT),
     State('conv 4 x 96, seed', population.SEED),
     State('conv 4 x 96, seed, 2 local steps', population.SEED, num_steps=2),
     State('conv 4 x 96, after 20 rounds', population.TWIN, seed=1),
-    State('conv 12 x 96', population.conv_seed(12, 96)),
-    State('conv 36 x 96', population.conv_seed(36, 96)),
+    State('conv 12 x 96', _conv(12, 96)),
+    State('conv 36 x 96', _conv(36, 96)),
     *(
         State(f'transformer {depth} x {dim}', _transformer(depth, dim))
         for depth, dim in ((3, 96), (12, 48), (12, 96), (12, 192), (36, 96))

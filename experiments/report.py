@@ -47,7 +47,7 @@ Rows = Mapping[str, Measured]
 def write(*, folders: jobs.Folders, path: str) -> None:
   """Writes a suite's report, and a plot for each study.
 
-  What is not run is said to be so.
+  Studies without a measured row are listed at its end.
 
   Args:
     folders: Folders of the suite and its runs.
@@ -60,11 +60,15 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots_dir, exist_ok=True)
   claims, sections = [['', 'claim', *suite.tests.values()]], []
+  not_run = []
   for study in suite.studies:
     by_test = {
         test: _measure_all(study, test=test, folders=folders)
         for test in suite.tests
     }
+    if not any(by_test.values()):
+      not_run.append(f'{study.title} (`--studies={study.name}`)')
+      continue
     for claim in study.claims:
       claims.append([
           study.name,
@@ -80,6 +84,8 @@ def write(*, folders: jobs.Folders, path: str) -> None:
       tables.markdown(claims),
       *sections,
   ]
+  if not_run:
+    parts.append(wrap(f'Not run yet: {"; ".join(not_run)}.'))
   files.write_text(path, '\n\n'.join(parts) + '\n')
 
 
@@ -231,8 +237,6 @@ def _section(
       wrap(study.question),
       f'    {folders.suite.command} --studies={study.name}',
   ]
-  if not rows:
-    return '\n\n'.join([*parts, 'Not run.'])
   parts.append(tables.markdown(_table(study, rows)))
   if rules := {each.runs.first.normalization for each in rows.values()} - {''}:
     parts.append(wrap(f'Normalised: {"; ".join(sorted(rules))}.'))
@@ -245,7 +249,7 @@ def _section(
       each.row.series is not None for each in rows.values()
   ):
     name = f'{study.name}.png'
-    figure = _draw(rows, label=study.x_label)
+    figure = _draw(study, rows)
     plots.save(figure, os.path.join(plots_dir, name), dpi=90)
     parts.append(f'![{study.title}]({_PLOTS}/{name})')
   parts += _spreads(rows)
@@ -328,11 +332,17 @@ def _language_models(rows: Rows) -> list[str]:
   return [*dict.fromkeys(filter(None, found))]
 
 
-def _minus(each: Measured, against: str, rows: Rows) -> str:
-  """The difference from another row; empty without that."""
+def _minus(
+    each: Measured,
+    against: Optional[str],
+    rows: Rows,
+    measure: str = runs_lib.WER,
+) -> str:
+  """The difference from another row; empty if it is not measured."""
   if against not in rows or against == each.row.label:
     return ''
-  return tables.interval(_contrast({each.row.label: 1, against: -1}, rows))
+  found = _contrast({each.row.label: 1, against: -1}, rows, measure)
+  return '' if found is None else tables.interval(found)
 
 
 def _minus_greedy(each: Measured, unused_study, rows: Rows) -> str:
@@ -376,6 +386,9 @@ def _range(rates: Iterable[float]) -> str:
 
 COLUMNS: Mapping[str, Callable[..., str]] = {
     'minus seed': lambda each, unused_study, rows: _minus(each, _SEED, rows),
+    'difference with LM': lambda each, unused_study, rows: _minus(
+        each, each.row.against, rows, runs_lib.WER_WITH_LM
+    ),
     'LM minus greedy': _minus_greedy,
     'rate': _rate,
     'tried': lambda each, *unused: ', '.join(
@@ -395,10 +408,10 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
 """Further columns: names to what they show of a row, its study and its rows."""
 
 
-def _draw(rows: Rows, *, label: str) -> plots.Figure:
+def _draw(study: design.Study, rows: Rows) -> plots.Figure:
   """Plots the word error rates of the rows along an axis."""
   if any(each.row.x == design.EPSILON for each in rows.values()):
-    return _draw_over_epsilon(rows)
+    return _draw_over_epsilon(study, rows)
   series, lines = {}, {}
   for each in rows.values():
     rates = [100 * rate for rate in each.runs.rates]
@@ -417,23 +430,23 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
   return plots.plot_points(
       {'': series},
       lines=lines,
-      label=label,
+      label=study.x_label,
       value_label='WER % of the test speakers',
   )
 
 
-def _draw_over_epsilon(rows: Rows) -> plots.Figure:
-  """Plots error rates over epsilon, also those with a language model."""
-  curves, lines = {}, {}
+def _draw_over_epsilon(study: design.Study, rows: Rows) -> plots.Figure:
+  """Plots error rates over epsilon, also those with a language model.
+
+  Its title is the study's first claim, as it came out.
+  """
+  curves = {}
   for measure, suffix in _CURVES.items():
     for each in rows.values():
       rates = each.runs._replace(measure=measure).rates
-      if not rates:
+      if not rates or each.row.series is None:
         continue
       rate = 100 * statistics.fmean(rates)
-      if each.row.series is None:
-        lines[each.row.label + suffix] = rate
-        continue
       x = each.row.x
       if x == design.EPSILON:
         # Without a privacy report: no DP.
@@ -442,8 +455,19 @@ def _draw_over_epsilon(rows: Rows) -> plots.Figure:
       name = each.row.series + suffix
       curves.setdefault(name, []).append((x, rate))
   return plots.plot_over_epsilon(
-      curves, lines=lines, value_label='WER % of the test speakers'
+      curves,
+      value_label='WER % of the test speakers',
+      title=_finding(study, rows),
   )
+
+
+def _finding(study: design.Study, rows: Rows) -> str:
+  """A study's first claim with its interval and verdict; empty: not run."""
+  if not study.claims:
+    return ''
+  words, found = _judge(study.claims[0], rows)
+  text = study.claims[0].text.rstrip('.')
+  return f'{text}: {found} points, {words}' if found else ''
 
 
 def wrap(text: str, **options: str) -> str:

@@ -4,14 +4,15 @@ import dataclasses
 import os
 import re
 import shutil
+from unittest import mock
 
 import numpy as np
 
-from experiments import an4
 from experiments import design
 from experiments import report
 from tests.experiments import tiny
 from tests.reports import run_folders
+from tff_asr.reports import plots
 from tff_asr.reports import runs
 
 
@@ -181,6 +182,7 @@ class ReportTest(tiny.TestCase):
         dict(zip(report.COLUMNS, cells['federated'][4:])),
         {
             'minus seed': '-20.0 (-20.0 to -20.0)',
+            'difference with LM': '',
             'LM minus greedy': '',
             'rate': '',
             'tried': '',
@@ -345,12 +347,36 @@ class ReportTest(tiny.TestCase):
         ['epsilon.png', 'gap.png', 'word.png'],
     )
 
-  def test_rows_that_were_not_run_are_marked(self):
-    text = self.report(*an4.SUITE.studies)
-    self.assertEqual(text.count('\nNot run.\n'), len(an4.SUITE.studies))
-    lines = [line for line in text.splitlines() if line.startswith('|')]
-    self.assertLen(
-        lines, 2 + sum(len(study.claims) for study in an4.SUITE.studies)
+  def test_studies_that_were_not_run_are_listed_at_the_end(self):
+    self.finish('seed', 6, 8)
+    claims = (design.claim('It helps.', 'federated', -1, 'seed'),)
+    measured = tiny.study(tiny.SEED_ROW, tiny.row(), claims=claims)
+    others = [
+        tiny.study(tiny.row(), claims=claims, name=name) for name in ('y', 'z')
+    ]
+    text = self.report(measured, *others)
+    self.assertEqual(text.count('It helps.'), 1)
+    self.assertEndsWith(
+        ' '.join(text.split()),
+        'Not run yet: X (`--studies=y`); X (`--studies=z`).',
     )
-    for line in lines[2:]:
-      self.assertRegex(line, r'\| not run +\| not run +\|$')
+
+  def test_the_title_of_a_plot_over_epsilon_is_the_first_claim(self):
+    self.finish('seed', 6, 8)
+    self.finish('federated_1', 4, 6)
+    row = tiny.row(seeds=(1,), x=design.EPSILON)
+    claims = (
+        design.claim('Speakers help.', 'federated', -1, 'seed'),
+        design.claim('Not so.', 'federated', 1, 'seed'),
+    )
+    study = tiny.study(
+        tiny.SEED_ROW, row, claims=claims, x_label='epsilon', name='epsilon'
+    )
+    with mock.patch.object(
+        plots, 'plot_over_epsilon', wraps=plots.plot_over_epsilon
+    ) as drawn:
+      self.report(study)
+    self.assertEqual(
+        drawn.call_args.kwargs['title'],
+        'Speakers help: -20.0 (-20.0 to -20.0) points, holds',
+    )

@@ -104,7 +104,7 @@ class PrivateEvaluationTest(cases.TestCase):
     ) | changes)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), mock.patch.object(
-        private_evaluation, '_MAX_HALF_WIDTH', max_half_width
+        private_evaluation, 'MAX_HALF_WIDTH', max_half_width
     ):
       results = asyncio.run(private_evaluation.evaluate(settings))
     return results, printed.getvalue()

@@ -283,7 +283,9 @@ class PlotsTest(cases.TestCase):
             'from scratch, with LM': [(0, 7), (5, 4.9)],
         },
         value_label='WER %',
+        title='DP costs 13 points.',
     ).axes
+    self.assertEqual(axes.get_title('left'), 'DP costs 13 points.')
     first, second = axes.lines
     self.assertEqual(list(first.get_ydata()), [25, 18, 5])
     self.assertEqual(list(first.get_xdata()), [0, 5, 11.5])

@@ -47,7 +47,7 @@ from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
 
 # A wider error bar tells too little about a rate between 0 and 1.
-_MAX_HALF_WIDTH = 0.25
+MAX_HALF_WIDTH = 0.25
 # A vector has a norm of at most 1 (`private_wer`).
 _CLIP = 1.0
 
@@ -257,8 +257,8 @@ def _plan(
       noise_multiplier=noise_multiplier * math.sqrt(settings.num_rounds),
       num_people=settings.num_rounds * sampling.cohort_size,
   )
-  if half_width > _MAX_HALF_WIDTH:
-    needed = settings.epsilon * half_width / _MAX_HALF_WIDTH
+  if half_width > MAX_HALF_WIDTH:
+    needed = settings.epsilon * half_width / MAX_HALF_WIDTH
     raise ValueError(
         f'{sampling.cohort_size:,} people are too few for EPSILON = '
         f'{settings.epsilon:g}: the noise alone would move the word error rate '

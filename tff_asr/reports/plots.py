@@ -523,7 +523,7 @@ def plot_over_epsilon(
     curves: Mapping[str, Sequence[tuple[float, float]]],
     *,
     value_label: str,
-    lines: Mapping[str, float] = types.MappingProxyType({}),
+    title: str = '',
 ) -> Figure:
   """Plots measurements over epsilon, with the name of each curve at its end.
 
@@ -533,7 +533,7 @@ def plot_over_epsilon(
       apart from the axis of numbers. A curve whose name is another's with a
       suffix after a comma has that one's colour, and is dashed.
     value_label: Label of the vertical axis.
-    lines: Values by name, as horizontal lines.
+    title: What the figure shows, in a sentence.
   """
   figure, axes = _figure(width=7.5, height=_HEIGHT)
   finite = [x for points in curves.values() for x, _ in points if x < math.inf]
@@ -549,9 +549,6 @@ def plot_over_epsilon(
         xs, ys, 'o--' if suffix else 'o-', color=color, markersize=5, label=name
     )
     ends[name] = (xs[-1], ys[-1], color)
-  for name, value in lines.items():
-    axes.plot([0, no_dp], [value, value], ':', color=_GRAY, linewidth=1.2)
-    ends[name] = (no_dp, value, _GRAY)
   axes.set_ylim(bottom=0)
   # Names of curves that end close to each other are moved apart.
   gap, height = 0.065 * axes.get_ylim()[1], -math.inf
@@ -567,6 +564,7 @@ def plot_over_epsilon(
   axes.set_xlim(-0.03 * last, 1.55 * last)
   axes.set_xlabel('epsilon')
   axes.set_ylabel(value_label)
+  axes.set_title(title, loc='left', fontsize='medium', wrap=True)
   return figure
 
 
