@@ -21,10 +21,10 @@ Block = Callable[
     [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
 
-# A stack's blocks are found by this prefix (`block_names`).
 # (a frozen tensor, the trained weights) to the tensor to use in its place.
 Merge = Callable[[tf.Tensor, weights_lib.Weights], tf.Tensor]
 
+# A stack's blocks are found by this prefix (`block_names`).
 _BLOCK = 'block_'
 
 FrozenTensors = Mapping[str, file_tensor.FileTensor]
