@@ -3,6 +3,7 @@ r"""Decoding with a language model: its time in evaluation, and confidences.
 Decodes a data set with the model of a run, in turns greedily and also by beam
 search with the language model, as `bin/evaluate.py` does (one pass of the
 network for both). Time includes reading, features, the network and counting.
+The time of the processors does not depend on what else they do.
 
 Confidences are judged by the share of pairs of a right and a wrong word in
 which the right one has the larger confidence (the area under the ROC curve).
@@ -24,6 +25,7 @@ from absl import flags
 import numpy as np
 
 from benchmarks import report
+from benchmarks import turns
 from tff_asr.data import client_data
 from tff_asr.decoding import greedy
 from tff_asr.decoding import hypothesis
@@ -83,18 +85,22 @@ def main(_) -> None:
         ),
         tokens=loaded.pipeline.tokenizer.tokens,
     )
-  seconds = {name: [] for name in searches}
+  seconds, cpu_seconds = ({name: [] for name in searches} for _ in range(2))
   # Traced, and the files in memory.
   evaluator(loaded.weights)
   for _ in range(_REPEATS.value):
     for name, beam_search in searches.items():
-      start = time.perf_counter()
+      start, cpu_start = time.perf_counter(), time.process_time()
       evaluator(loaded.weights, beam_search=beam_search)
       seconds[name].append(time.perf_counter() - start)
-  ratios = {
-      name: [a / b for a, b in zip(values, seconds['greedy'])]
-      for name, values in seconds.items()
-  }
+      cpu_seconds[name].append(time.process_time() - cpu_start)
+  ratios, cpu_ratios = (
+      {
+          name: turns.ratios(values, measured['greedy'])
+          for name, values in measured.items()
+      }
+      for measured in (seconds, cpu_seconds)
+  )
   rates, areas = {}, {}
   utterances = evaluator.logits(loaded.weights)
   tokens = loaded.pipeline.tokenizer.tokens
@@ -104,12 +110,16 @@ def main(_) -> None:
   report.write(
       f'Decoding {len(utterances)} utterances',
       [
-          ['search', 'seconds', 'over greedy', 'WER %', 'right above wrong %'],
+          [
+              'search', 'seconds', 'over greedy', 'CPU seconds over greedy',
+              'WER %', 'right above wrong %',
+          ],
           *(
               [
                   name,
                   report.spread(seconds[name]),
                   report.spread(ratios[name]),
+                  report.spread(cpu_ratios[name]),
                   f'{100 * rates[name]:.2f}',
                   f'{100 * areas[name]:.1f}',
               ]
@@ -119,6 +129,7 @@ def main(_) -> None:
       {
           'seconds': seconds,
           'ratios': ratios,
+          'cpu_ratios': cpu_ratios,
           'word_error_rates': rates,
           'right_above_wrong': areas,
       },

@@ -253,7 +253,9 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertIn('Decoding 5 utterances', finished.stdout)
     found = json.loads(pathlib.Path(figures).read_text())
-    self.assertEqual(found['ratios']['greedy'], [1, 1])
+    for ratios in found['ratios'], found['cpu_ratios']:
+      self.assertEqual(ratios['greedy'], [1, 1])
+      self.assertLen(ratios['beam 32'], 2)
     seconds = found['seconds']
     for ratio, search, greedy in zip(
         found['ratios']['beam 32'], seconds['beam 32'], seconds['greedy'],

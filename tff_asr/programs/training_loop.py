@@ -961,7 +961,7 @@ def _ending(training: TrainingRun, results: Mapping[str, Any]) -> str:
   run = training.output_dir
   written = f'Written to {run}: model, metrics'
   if 'privacy' in results:
-    written += f', the whole privacy report ({run_dir.PRIVACY_REPORT})'
+    written += f', privacy report ({run_dir.PRIVACY_REPORT})'
   next_command = f'python bin/transcribe.py --run={run} RECORDING.wav'
   if not training.tokens:
     next_command = f'train on text with INIT_FROM_RUN = {run!r}'
