@@ -385,7 +385,8 @@ def epsilon_by_population(
     raise ValueError('there is no finite epsilon to plot.')
   # A decade further than the largest that was asked for.
   last = 10 * max(populations)
-  figure, axes = _figure(width=7, height=4.5)
+  figure, axes = _figure(height=4.5)
+  is_shared = len({(noise, rounds) for _, noise, rounds in curves}) == 1
   for (cohort_size, sigma_mean, rounds), marked in curves.items():
     marks = _by_population(marked)
     decades = math.log10(last / min(marks))
@@ -397,14 +398,15 @@ def epsilon_by_population(
             marked[0], populations=[round(each) for each in grid]
         )
     )
-    (line,) = axes.plot(
-        *_points(curve),
-        label=(
-            f'cohort {cohort_size:,}, noise on mean {sigma_mean}, '
-            f'{rounds:,} rounds'
-        ),
-    )
+    (line,) = axes.plot(*_points(curve))
     axes.plot(*_points(marks), 'o', color=line.get_color())
+    settings = f'noise {sigma_mean}, {rounds:,} rounds'
+    axes.annotate(
+        f'cohort {cohort_size:,}' + ('' if is_shared else f'\n{settings}'),
+        (last, curve[max(curve)]), (6, 0), textcoords='offset points',
+        color=line.get_color(), fontsize=_SMALL_TEXT, va='center',
+        annotation_clip=False,
+    )
   _mark_useful_epsilon(axes.axhline)
   axes.set_xscale('log')
   axes.set_yscale('log')
@@ -413,9 +415,10 @@ def epsilon_by_population(
   axes.set_xlabel('population (speakers)')
   axes.set_ylabel(f'epsilon at delta {results[0].delta:g}')
   axes.set_title(
-      f'Noise on the mean kept; {privacy_report.ASSUMED}', fontsize=_TEXT
+      'Noise on the mean kept' + (f' ({settings})' if is_shared else '')
+      + f'; {privacy_report.ASSUMED}',
+      fontsize=_TEXT,
   )
-  axes.legend(fontsize=_SMALL_TEXT)
   return figure
 
 
