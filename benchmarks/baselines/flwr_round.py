@@ -79,7 +79,7 @@ def _build_server(
     strategy.start(
         grid=grid,
         initial_arrays=flwr_app.ArrayRecord(initial.state_dict()),
-        num_rounds=job_lib.NUM_WARM_UP + program.COUNT.value,
+        num_rounds=program.WARM_UPS.value + program.COUNT.value,
         train_config=flwr_app.ConfigRecord(
             {'job': program.JOB.value, 'num_threads': num_threads}
         ),

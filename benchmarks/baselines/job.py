@@ -24,9 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _MARK = 'BASELINE '
-# Rounds that do not count: they trace and warm up. The first is checked; pfl
-# always evaluates in it, so that TensorFlow traces in the second as well.
-NUM_WARM_UP = 2
 # Tolerances of the loss, and of each weight's gradient: |found - ours| over
 # |ours|.
 LOSS_TOLERANCE = 1e-4

@@ -46,7 +46,7 @@ def main(_) -> None:
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())
     state = state._replace(global_model_weights=ours.load_weights(folder))
     clock = program.RoundClock()
-    for _ in range(job_lib.NUM_WARM_UP + program.COUNT.value):
+    for _ in range(program.WARM_UPS.value + program.COUNT.value):
       state = process.next(state, cohort).state
       # A round's work is done when its weights are here.
       weights = tf.nest.map_structure(np.asarray, state.global_model_weights)

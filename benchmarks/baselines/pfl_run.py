@@ -56,7 +56,7 @@ def run(
       ),
       lambda: next(turns),
   )
-  total = job_lib.NUM_WARM_UP + program.COUNT.value
+  total = program.WARM_UPS.value + program.COUNT.value
   algorithm = federated_averaging.FederatedAveraging()
   algorithm.run(
       algorithm_params=algorithm_base.NNAlgorithmParams(

@@ -12,6 +12,10 @@ JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
 COUNT = flags.DEFINE_integer(
     'count', 2, 'Steps or rounds that count.', lower_bound=1
 )
+# The first is checked; graphs are traced in it.
+WARM_UPS = flags.DEFINE_integer(
+    'warm_ups', 1, 'Rounds before those that count.', lower_bound=1
+)
 _FIRST = flags.DEFINE_string(
     'first', None, 'File for the weights after the first round.'
 )
@@ -55,7 +59,7 @@ class RoundClock:
     if not self._num_rounds:
       np.savez(_FIRST.value, **export())
       self._first_seconds = seconds
-    if self._num_rounds >= job_lib.NUM_WARM_UP:
+    if self._num_rounds >= WARM_UPS.value:
       job_lib.say(seconds=seconds, first_seconds=self._first_seconds)
     self._num_rounds += 1
     self.start()

@@ -16,11 +16,11 @@ pfl's, through PyTorch's launcher, and Flower's processes. With --bfloat16
 the blocks' products of all are of bfloat16, PyTorch's by its autocast; the
 updates must then agree to 1e-1.
 
-The programs take turns, each alone on the machine; the first two rounds of a
-turn do not count. `first round` has the first one's seconds. Peak memory is of
-all processes together. A busy machine falsifies the ratios: threads of PyTorch
-that wait for each other wait longer, and Ray gives Flower's clients a low
-priority.
+The programs take turns, each alone on the machine; the first round of a turn
+does not count, nor the second of pfl in TensorFlow. `first round` has the first
+one's seconds. Peak memory is of all processes together. A busy machine
+falsifies the ratios: threads of PyTorch that wait for each other wait longer,
+and Ray gives Flower's clients a low priority.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -66,7 +66,11 @@ _BASELINES = {
         program='pfl_round',
         launcher=('torch.distributed.run', '--nproc_per_node=2'),
     ),
-    'pfl TensorFlow': turns_lib.Baseline(venv='pfl_tf', program='pfl_tf_round'),
+    # pfl always evaluates in the first round, so that TensorFlow traces in the
+    # second as well.
+    'pfl TensorFlow': turns_lib.Baseline(
+        venv='pfl_tf', program='pfl_tf_round', flags=('--warm_ups=2',)
+    ),
     'Flower': turns_lib.Baseline(venv='flwr', program='flwr_round'),
     'Flower 2 at once': turns_lib.Baseline(
         venv='flwr', program='flwr_round', flags=('--at_once=2',)
@@ -176,6 +180,12 @@ def _take_turns(
             )
         )
         turns[name].append(turn)
+        print(
+            f'{job.num_clients} clients of {job.dim} wide: {name} '
+            f'{statistics.median(f["seconds"] for f in turn.figures):.2f} s a '
+            f'round, {turn.total_sec:.0f} s in all',
+            flush=True,
+        )
   return turns, differences
 
 
