@@ -24,6 +24,7 @@ import tensorflow as tf
 from tff_asr.privacy import privacy_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise
+from tff_asr.reports import plots
 
 DELTA = 1e-5
 
@@ -161,8 +162,8 @@ plt.show()
 # Accounting does not tell how well a model learns under that noise. These are
 # complete runs with 12,000 generated speakers, each with its own ledger. The
 # cell reads them from docs/population.md of the repository; a wheel contains no
-# docs. A useful model lies *below* the control, which was trained on public
-# speakers only.
+# docs. At epsilon 0 is the control, which was trained on public speakers only:
+# a useful model lies *below* it. LM: a language model of public transcripts.
 
 # %%
 page = next(
@@ -185,23 +186,17 @@ else:
   measured = list(itertools.takewhile(
       len, rows[rows.index(titles) + 2 :]
   ))
-  rate, spent = titles.index('WER %'), titles.index('epsilon')
-
-  picture, axes = plt.subplots(figsize=(7, 3.6), layout='constrained')
-  for color, row in zip(plt.get_cmap('tab10').colors, measured):
-    label = f'{row[0]}: {row[rate]} %'
-    if row[spent] not in ('', 'infinite'):
-      axes.plot(
-          float(row[spent]), float(row[rate].split()[0]), 'o', color=color,
-          label=f'{label}, epsilon {row[spent]}',
+  curves = {}
+  for row in measured:
+    cells = dict(zip(titles, row))
+    model, _, name = row[0].partition(', ')
+    if name == 'seed':
+      continue
+    epsilon = 0.0 if name == 'control' else float(
+        cells['epsilon'].replace('infinite', 'inf')
+    )
+    for column, suffix in (('WER %', ''), ('WER % with LM', ', with LM')):
+      curves.setdefault(model + suffix, []).append(
+          (epsilon, float(cells[column]))
       )
-    else:
-      axes.axhline(
-          float(row[rate].split()[0]), color=color, linestyle='--', label=label
-      )
-  axes.set(
-      xlabel=f'epsilon (PLD), delta {DELTA:g}', ylabel='word error rate, %',
-      xlim=(0, 11), ylim=0,
-  )
-  axes.legend(loc='lower left')
-  plt.show()
+  display(plots.plot_over_epsilon(curves, value_label='word error rate, %'))
