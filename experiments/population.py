@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from experiments import design
 from experiments import heads
-from tff_asr.reports import runs as runs_lib
 
 # Epsilon at delta 1e-5 (PLD) of 20 rounds of 1,000 of 12,000 speakers, to the
 # noise multiplier that gives it.
@@ -100,10 +99,10 @@ def _rows(
 _SCRATCH, _ENCODER = 'from scratch', 'public encoder'
 
 
-def _claim(text: str, first: str, second: str) -> design.Claim:
-  """That a row has fewer word errors than another one, with the LM."""
+def _helps(text: str, model: str, name: str) -> design.Claim:
+  """That a row has fewer word errors than its control, decoded greedily."""
   return design.claim(
-      f'{text}, with the LM.', first, -1, second, measure=runs_lib.WER_WITH_LM
+      f'{text}.', f'{model}, {name}', -1, f'{model}, control'
   )
 
 
@@ -135,27 +134,38 @@ _PRIVACY = design.Study(
     ),
     x_label='epsilon at delta 1e-5',
     columns=('difference with LM', 'epsilon'),
+    # Greedily: with the LM, rates change with the sharpness of outputs, too.
     claims=(
-        _claim(
-            'From a public encoder, private speakers help at epsilon 1',
-            f'{_ENCODER}, epsilon 1', f'{_ENCODER}, control',
+        *(
+            _helps(
+                f'From a public encoder, private speakers help {words}',
+                _ENCODER,
+                name,
+            )
+            for words, name in (
+                ('at epsilon 1', 'epsilon 1'),
+                ('at epsilon 8', 'epsilon 8'),
+                ('without DP', 'no DP'),
+            )
         ),
-        _claim(
+        _helps(
             f'From scratch, they help at epsilon {_QUICKSTART}',
-            f'{_SCRATCH}, epsilon {_QUICKSTART}', f'{_SCRATCH}, control',
+            _SCRATCH,
+            f'epsilon {_QUICKSTART}',
         ),
-        _claim(
-            'At epsilon 1 a public encoder is ahead of none',
-            f'{_ENCODER}, epsilon 1', f'{_SCRATCH}, epsilon 1',
-        ),
-        _claim(
-            'From a public encoder, noise and clips cost at epsilon 4',
-            f'{_ENCODER}, no DP', f'{_ENCODER}, epsilon 4',
+        design.claim(
+            'From a public encoder, noise and clips cost at epsilon 4.',
+            f'{_ENCODER}, no DP', -1, f'{_ENCODER}, epsilon 4',
         ),
     ),
     remark=(
         'Each row is one run, so intervals cover the test speakers only: other '
-        'cohorts and noise change a run, too.'
+        'cohorts and noise change a run, too. **Gains with the LM may be those '
+        'of less sharp outputs**, of which the beam search keeps more '
+        'candidates, and not of private speakers: with its logits times .6, '
+        'which changes nothing greedily, the control on the public encoder has '
+        '8.8 % WER with the LM, less than every row with DP. Claims are '
+        'therefore judged greedily.'
     ),
 )
 
