@@ -158,6 +158,8 @@ _SOURCE_NOISE = 0.0012
 _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
+# Exit code of a program that ended by itself after Ctrl-C.
+_INTERRUPTED = 130
 # Seconds of each phase where the trial step takes _REFERENCE_STEP_SEC: half the
 # processor time that it was seen to take, or all of it where one core works.
 _REFERENCE_STEP_SEC = 0.03
@@ -514,10 +516,13 @@ def _run(
   except KeyboardInterrupt:
     # Ctrl-C went to the program too, which ends by itself; SIGTERM did not.
     try:
-      program.wait(_ENDING_SEC)
+      status = program.wait(_ENDING_SEC)
     except subprocess.TimeoutExpired:
       program.terminate()
-      program.wait()
+      status = program.wait()
+    if status == _INTERRUPTED:
+      # It has said so.
+      sys.exit(status)
     raise
   if status:
     sys.exit(status)

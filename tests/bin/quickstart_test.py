@@ -118,6 +118,14 @@ class QuickstartTest(cases.TestCase):
     self.assertEqual(finished.code, 7)
     self.assertNotIn('evaluate', ' '.join(sum(started.commands, [])))
 
+  @parameterized.parameters((130, 0), (-2, 1))
+  def test_ctrl_c_is_said_once(self, code, num_lines):
+    # By the program that runs, unless it was still importing.
+    program = mock.Mock(wait=mock.Mock(side_effect=[KeyboardInterrupt, code]))
+    finished = self.run_program(programs_started=lambda *_, env: program)
+    self.assertEqual(finished.code, 130)
+    self.assertEqual(finished.stderr.count('interrupted: '), num_lines)
+
   def test_time_left_is_scaled_by_the_phases_that_were_done(self):
     now = 0.0
     with in_process.own_flags(os.path.join(programs.ROOT, _PROGRAM)), (
