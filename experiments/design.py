@@ -228,7 +228,7 @@ class Study:
     x_label: Label of the plot's x axis; None: no plot.
     columns: Names of further columns (`report.COLUMNS`).
     claims: What the table is to show.
-    remark: What follows from sizes alone; empty: nothing.
+    remark: What else is to be said; empty: nothing.
   """
 
   name: str
