@@ -34,12 +34,6 @@ from tff_asr.metrics import word_errors
 from tff_asr.programs import evaluation
 from tff_asr.recognition import recognizer
 
-_RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
-_SHARDS = flags.DEFINE_string('shards', None, 'Folder of shards to decode.')
-_LANGUAGE_MODEL = flags.DEFINE_string('language_model', None, 'KenLM model.')
-_BEAM_WIDTHS = flags.DEFINE_list('beam_widths', ['32'], 'Prefixes kept.')
-_REPEATS = flags.DEFINE_integer('repeats', 3, 'Measurements of each.')
-
 
 def judge(
     utterances: Sequence[tuple[str, np.ndarray]], decode: hypothesis.Decode
@@ -71,24 +65,24 @@ def judge(
 
 def main(_) -> None:
   report.check_json_flag()
-  loaded = recognizer.load(run=_RUN.value)
+  loaded = recognizer.load(run=flags.FLAGS.run)
   evaluator = evaluation.Evaluator(
       model=loaded.model,
       pipeline=loaded.pipeline,
-      client_data=client_data.load(_SHARDS.value),
+      client_data=client_data.load(flags.FLAGS.shards),
   )
   searches = {'greedy': None}
-  for width in _BEAM_WIDTHS.value:
+  for width in flags.FLAGS.beam_widths:
     searches[f'beam {width}'] = language_model_lib.BeamSearch(
         language_model_lib.LanguageModel(
-            path=_LANGUAGE_MODEL.value, beam_width=int(width)
+            path=flags.FLAGS.language_model, beam_width=int(width)
         ),
         tokens=loaded.pipeline.tokenizer.tokens,
     )
   seconds, cpu_seconds = ({name: [] for name in searches} for _ in range(2))
   # Traced, and the files in memory.
   evaluator(loaded.weights)
-  for _ in range(_REPEATS.value):
+  for _ in range(flags.FLAGS.repeats):
     for name, beam_search in searches.items():
       start, cpu_start = time.perf_counter(), time.process_time()
       evaluator(loaded.weights, beam_search=beam_search)
@@ -137,5 +131,11 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
+  # Tests import this module beside others with flags of these names.
+  flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+  flags.DEFINE_string('shards', None, 'Folder of shards to decode.')
+  flags.DEFINE_string('language_model', None, 'KenLM model.')
+  flags.DEFINE_list('beam_widths', ['32'], 'Prefixes kept.')
+  flags.DEFINE_integer('repeats', 3, 'Measurements of each.')
   flags.mark_flags_as_required(['run', 'shards', 'language_model'])
   launch.run(main)

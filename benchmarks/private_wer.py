@@ -39,19 +39,6 @@ from tff_asr.privacy import queries
 from tff_asr.programs import private_evaluation
 from tff_asr.reports import tables
 
-_EVALUATION = flags.DEFINE_string(
-    'evaluation', None, 'File of bin/evaluate.py, with the people of a part.'
-)
-_PEOPLE = flags.DEFINE_list(
-    'people', ['500', '1000', '12000'], 'Numbers of people.'
-)
-_EPSILONS = flags.DEFINE_list('epsilons', ['0.1', '0.5', '1'], 'Epsilons.')
-_DELTA = flags.DEFINE_float('delta', 1e-5, 'Delta.')
-_MAX_WORDS = flags.DEFINE_integer(
-    'max_words', 13, 'Words for which a person counts.', lower_bound=1
-)
-_DRAWS = flags.DEFINE_integer('draws', 200, 'Draws a row.', lower_bound=2)
-
 
 class Found(NamedTuple):
   """What many draws of the noise showed.
@@ -199,18 +186,31 @@ def _points(rate: float) -> str:
 
 
 def main(_) -> None:
-  if _EVALUATION.value is None:
+  if flags.FLAGS.evaluation is None:
     raise ValueError('--evaluation=FILE of bin/evaluate.py is required.')
-  checks.positive(delta=_DELTA.value)
+  checks.positive(delta=flags.FLAGS.delta)
   print(tables.markdown(table(
-      read_counts(_EVALUATION.value),
-      numbers=[int(each) for each in _PEOPLE.value],
-      epsilons=[float(each) for each in _EPSILONS.value],
-      delta=_DELTA.value,
-      vectors=private_wer.PersonVectors(max_words=_MAX_WORDS.value),
-      draws=_DRAWS.value,
+      read_counts(flags.FLAGS.evaluation),
+      numbers=[int(each) for each in flags.FLAGS.people],
+      epsilons=[float(each) for each in flags.FLAGS.epsilons],
+      delta=flags.FLAGS.delta,
+      vectors=private_wer.PersonVectors(max_words=flags.FLAGS.max_words),
+      draws=flags.FLAGS.draws,
   )))
 
 
 if __name__ == '__main__':
+  # Tests import this module beside others with flags of these names.
+  flags.DEFINE_string(
+      'evaluation', None, 'File of bin/evaluate.py, with the people of a part.'
+  )
+  flags.DEFINE_list(
+      'people', ['500', '1000', '12000'], 'Numbers of people.'
+  )
+  flags.DEFINE_list('epsilons', ['0.1', '0.5', '1'], 'Epsilons.')
+  flags.DEFINE_float('delta', 1e-5, 'Delta.')
+  flags.DEFINE_integer(
+      'max_words', 13, 'Words for which a person counts.', lower_bound=1
+  )
+  flags.DEFINE_integer('draws', 200, 'Draws a row.', lower_bound=2)
   launch.run(main)

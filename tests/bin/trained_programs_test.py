@@ -93,7 +93,7 @@ class TrainedProgramsTest(absltest.TestCase):
   def test_training_and_evaluation_show_their_progress_and_results(self):
     self.assertRegex(
         self.trained.stdout,
-        r'^dev WER .*% \(step 2\), dev CER .*% \(step 2\)\n'
+        r'^dev WER .*%, CER .*% \(step 2\)\n'
         r'Written to .*/run: model, metrics\.\n'
         r'Next: python bin/transcribe\.py --run=.*/run RECORDING\.wav\n$',
     )
