@@ -177,7 +177,9 @@ class TrainingTest(absltest.TestCase):
       clients = [toys.build_dataset(seed) for seed in (1, 2, 3)]
       for _ in range(2):
         state = toys.invoke(process.next, state, clients).state
-      weights.append(tf.nest.flatten(process.get_model_weights(state)))
+      weights.append(
+          tf.nest.flatten(toys.invoke(process.get_model_weights, state))
+      )
     self.assertLen(weights, 2)
     for loop, reduction in zip(*weights, strict=True):
       np.testing.assert_array_equal(loop, reduction)
