@@ -18,7 +18,7 @@ again.
 Example:
   bin/quickstart
   bin/quickstart --twin           # also the same without privacy
-  bin/quickstart --small          # two minutes: too few speakers for privacy
+  bin/quickstart --small          # three minutes: too few speakers for privacy
   bin/quickstart --real           # recorded speech: AN4, fetched
   bin/quickstart --real=an4       # the same, from a folder or an archive
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
@@ -61,7 +61,7 @@ class _OptionalText(flags.Flag):
 
 
 _SMALL = flags.DEFINE_bool(
-    'small', False, 'Generate fewer speakers: two minutes, and no privacy.'
+    'small', False, 'Generate fewer speakers: three minutes, no privacy.'
 )
 _TWIN = flags.DEFINE_bool(
     'twin', False, 'Train without privacy, too: no clipping, no noise.'
@@ -166,8 +166,8 @@ _REFERENCE_STEP_SEC = 0.03
 _REFERENCE_SEC = {
     'scratch': {'speech': 65, 'seed': 55, 'control': 20, 'federated_dp': 280,
                 'federated': 280, 'evaluate': 50},
-    'small': {'speech': 15, 'seed': 25, 'control': 15, 'federated_dp': 25,
-              'federated': 25, 'evaluate': 20},
+    'small': {'speech': 18, 'seed': 18, 'control': 27, 'federated_dp': 36,
+              'federated': 36, 'evaluate': 190},
     'real': {'speech': 90, 'seed': 60, 'control': 20, 'federated_dp': 60,
              'federated': 60, 'evaluate': 30},
 }
