@@ -1,12 +1,12 @@
-r"""How far private evaluation is from the exact word error rate.
+r"""Error of a private evaluation, against the exact word error rate.
 
     python -m benchmarks.private_wer --evaluation=runs/x/test.json
 
 Takes people's exact counts from a file of `bin/evaluate.py`, sums the vectors
 that people would send (`tff_asr/metrics/private_wer.py`), and draws the noise
-of the sum many times, each under a key of its own, as `bin/evaluate.py
---private` does once for everyone in one round. Smaller numbers of people are
-drawn from the file's at random, once for each number.
+of the sum many times, each time under a new key, as `bin/evaluate.py --private`
+does once for everyone in one round. Smaller numbers of people are drawn from
+the file's at random, once for each number.
 
   noise      the command's forecast of the noise's 95 % error, before it starts
   error      95 % of draws were at most this far from the exact rate

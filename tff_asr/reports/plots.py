@@ -289,8 +289,7 @@ def private_evaluations(runs: Runs) -> Optional[Figure]:
   found = [(run, each) for run in runs for each in run.private_evaluations]
   if not found:
     return None
-  columns = min(_COLUMNS, len(found))
-  num_rows = -(-len(found) // columns)
+  num_rows, columns = _grid_shape(len(found))
   figure, grid = _figure(
       num_rows, columns, height=max(_HEIGHT, _PANEL_HEIGHT * num_rows),
       squeeze=False,
@@ -438,8 +437,7 @@ def plot_points(
     value_label: Label of the vertical axes.
     lines: Values by name, as horizontal lines in each panel.
   """
-  columns = min(_COLUMNS, len(panels))
-  num_rows = -(-len(panels) // columns)
+  num_rows, columns = _grid_shape(len(panels))
   figure, grid = _figure(
       num_rows, columns, width=max(6.4, 3.2 * columns),
       height=max(3.6, 2.6 * num_rows + 0.4), squeeze=False, sharey=True,
@@ -732,8 +730,7 @@ def _over_time(
   if not shown:
     return None
   # All share one vertical axis, so that their values can be compared.
-  columns = min(_COLUMNS, len(shown))
-  num_rows = -(-len(shown) // columns)
+  num_rows, columns = _grid_shape(len(shown))
   figure, panels = _figure(
       num_rows, columns, height=max(_HEIGHT, _PANEL_HEIGHT * num_rows),
       squeeze=False, sharey=True,
@@ -764,6 +761,12 @@ def _over_time(
     row[0].set_ylabel(label)
   _legend(figure, panels.flat)
   return figure
+
+
+def _grid_shape(num_panels: int) -> tuple[int, int]:
+  """Rows and columns of a grid for a number of panels."""
+  columns = min(_COLUMNS, num_panels)
+  return -(-num_panels // columns), columns
 
 
 def _figure(
