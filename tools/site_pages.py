@@ -1,8 +1,9 @@
 """Pages of the site from outside docs/: a hook of MkDocs (mkdocs.yml).
 
-README, CONTRIBUTING and CHANGELOG, the notebooks, and a page of docstrings for
-each package of `tff_asr`. Links are written as they hold in the repository, and
-are changed here to what holds on the site.
+README, CONTRIBUTING and CHANGELOG, the notebooks, the first page of the API
+(`site_api`), and a page of docstrings for each package of `tff_asr`. Links are
+written as they hold in the repository, and are changed here to what holds on
+the site.
 """
 
 import pathlib
@@ -11,6 +12,8 @@ from typing import Any
 
 from mkdocs import plugins
 from mkdocs.structure import files as files_lib
+
+from tools import site_api
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Pages and texts of the repository's root.
@@ -34,7 +37,10 @@ def on_files(files: Any, config: Any) -> Any:
     )
   text = (_ROOT / 'README.md').read_text('utf-8')
   files.append(files_lib.File.generated(config, _README, content=text))
-  for folder in (_ROOT / 'tff_asr').iterdir():
+  library = _ROOT / 'tff_asr'
+  text = site_api.page(library)
+  files.append(files_lib.File.generated(config, 'api/index.md', content=text))
+  for folder in library.iterdir():
     modules = sorted(
         f'::: tff_asr.{folder.name}.{path.stem}'
         for path in folder.glob('*.py')
@@ -49,6 +55,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
   """Changes links to pages that are elsewhere on the site."""
+  if page.file.src_uri.startswith('api/'):  # Written for the site.
+    return markdown
   if page.file.src_uri == _HOME:
     page.meta['hide'] = ['navigation', 'toc']  # Room for three doors.
   if page.file.src_uri in (_README, *_FILES):

@@ -1,0 +1,1 @@
+"""Decoding: token scores to text, greedily or by beam search."""

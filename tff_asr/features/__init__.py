@@ -1,0 +1,1 @@
+"""Features: waveforms to the frames that a model takes; augmentation."""

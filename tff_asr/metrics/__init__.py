@@ -1,0 +1,1 @@
+"""Word errors: counts, normalisation, intervals; rates over people, noised."""

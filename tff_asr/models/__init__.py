@@ -1,0 +1,1 @@
+"""Encoders as specs of weights and pure functions, and the CTC model on top."""

@@ -1,0 +1,1 @@
+"""Optimizers of TFF and their schedules: LAMB, LARS, Adam, Adagrad."""

@@ -1,0 +1,1 @@
+"""Reports: tables, plots, one HTML page of runs, the demo page, model cards."""
