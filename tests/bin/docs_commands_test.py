@@ -97,7 +97,7 @@ def _commands() -> list[Command]:
         if words[:1] == ['-m']:
           words = words[1:]
       name = words[0] if words else ''
-      if name == 'tff-asr' and len(words) > 1:
+      if name == 'tff-asr' and words[1:] and words[1][0] != '-':
         words = words[1:]
         name = _file_of(words[0])
       is_own = name.startswith(('bin/', 'tools/')) or name.split('.')[0] in (
