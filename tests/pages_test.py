@@ -76,5 +76,5 @@ class PagesTest(parameterized.TestCase):
             for page in _PAGES
         ]
         + [f'colab/{path.name}' for path in (layers.ROOT / 'colab').glob('*.ipynb')]
-        + [f'api/{package}.md' for package in packages],
+        + [f'api/{package}.md' for package in ('index', *packages)],
     )

@@ -1,4 +1,4 @@
-"""The sizes of gin/models, as in docs/models.md. Allocates no weights."""
+"""The sizes of gin/models, as in docs/runs.md. Allocates no weights."""
 
 import re
 
@@ -17,7 +17,7 @@ _ROW = re.compile(
 
 def _rows() -> list[tuple[str, str, int, str]]:
   """The documented table: name, file, parameters, what the paper prints."""
-  text = experiment_files.read('docs/models.md')
+  text = experiment_files.read('docs/runs.md')
   return [
       (experiment_files.name(path), path, int(count.replace(',', '')), printed)
       for path, count, printed in _ROW.findall(text)
