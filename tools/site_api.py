@@ -69,7 +69,7 @@ def example(library: pathlib.Path, name: str) -> str:
   """
   room, module, *members = name.split('.')
   lines = _docstring(library / room / f'{module}.py', *members).splitlines()
-  starts = [i for i, line in enumerate(lines) if line.lstrip().startswith('>>>')]
+  starts = [i for i, line in enumerate(lines) if line.lstrip()[:3] == '>>>']
   if not starts:
     raise ValueError(f'{name} has no example.')
   indent = len(lines[starts[0]]) - len(lines[starts[0]].lstrip())
