@@ -15,8 +15,6 @@ from tff_asr.reports import runs as runs_lib
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
 EPSILON = 'epsilon'
 """As a row's x: the epsilon of its runs."""
-# The macro that a row with several rates tries.
-_RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,24 +87,20 @@ class Recipe:
 
 
 class Run(NamedTuple):
-  """One run: a recipe with a random seed, and perhaps a learning rate.
+  """One run: a recipe with a random seed.
 
   Attributes:
     recipe: How.
     seed: None: the recipe's only run, with the experiment's own seed.
-    rate: None: the recipe's own.
   """
 
   recipe: Recipe
   seed: Optional[int] = None
-  rate: Optional[float] = None
 
   @property
   def name(self) -> str:
     """Its folder's."""
     name = self.recipe.name
-    if self.rate is not None:
-      name += f'_rate{self.rate:g}'
     return name if self.seed is None else f'{name}_{self.seed}'
 
   @property
@@ -128,8 +122,6 @@ class Run(NamedTuple):
     settings = {**self.recipe.model.settings, **self.recipe.settings}
     if self.seed is not None:
       settings['SEED'] = self.seed
-    if self.rate is not None:
-      settings[_RATE[self.recipe.program]] = self.rate
     return settings
 
 
@@ -141,8 +133,6 @@ class Row:
     label: Unlike those of the other rows.
     recipe: Recipe of its runs.
     seeds: Random seeds of its runs.
-    rates: Learning rates of which the one with the lowest word error rate on
-      the dev speakers, with the first seed, is taken; none: the recipe's own.
     against: Label of the row that it is compared with; None: with none.
     series: The curve that it is a point of; None: a line across the plot.
     x: Where on the plot: a number, a word of an axis of words, or `EPSILON`.
@@ -154,11 +144,15 @@ class Row:
   recipe: Recipe
   _: dataclasses.KW_ONLY
   seeds: tuple[int | None, ...] = (1,)
-  rates: tuple[float, ...] = ()
   against: Optional[str] = None
   series: Optional[str] = ''
   x: float | str | None = None
   kind: str = ''
+
+  @property
+  def runs(self) -> list[Run]:
+    """The runs that it averages."""
+    return [Run(self.recipe, seed) for seed in self.seeds]
 
 
 class Claim(NamedTuple):
@@ -239,6 +233,12 @@ class Study:
   columns: tuple[str, ...] = ()
   claims: tuple[Claim, ...] = ()
   remark: str = ''
+
+  @property
+  def runs(self) -> list[Run]:
+    """The runs of its rows, each once."""
+    runs = {run.name: run for row in self.rows for run in row.runs}
+    return list(runs.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

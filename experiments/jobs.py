@@ -104,36 +104,6 @@ class Folders(NamedTuple):
     digest = files.sha256(self.lm_path)
     return with_lm is not None and with_lm['sha256'] == digest
 
-  def dev_rates(self, row: design.Row) -> dict[float, float]:
-    """Learning rates of a row that are trained to dev WERs, at the end."""
-    first = [design.Run(row.recipe, row.seeds[0], rate) for rate in row.rates]
-    return {
-        run.rate: self.read(run).last('dev_word_error_rate')
-        for run in first
-        if self.is_trained(run)
-    }
-
-  def best_rate(self, row: design.Row) -> float | None:
-    """The rate with the lowest dev WER; None before all are trained."""
-    found = self.dev_rates(row)
-    is_known = row.rates and len(found) == len(row.rates)
-    return min(found, key=found.get) if is_known else None
-
-  def shown(self, row: design.Row) -> list[design.Run]:
-    """The runs that a row averages; none while its rate is not known."""
-    rate = self.best_rate(row)
-    if row.rates and rate is None:
-      return []
-    return [design.Run(row.recipe, seed, rate) for seed in row.seeds]
-
-  def wanted(self, study: design.Study) -> list[design.Run]:
-    """The runs of a study that are known to be needed, each once."""
-    runs = {}
-    for row in study.rows:
-      tried = [design.Run(row.recipe, row.seeds[0], r) for r in row.rates]
-      runs |= {run.name: run for run in (*tried, *self.shown(row))}
-    return list(runs.values())
-
   def training(self, run: design.Run) -> Job:
     """Trains a run, or trains it on."""
     recipe = run.recipe
@@ -221,7 +191,7 @@ def missing(
       job for job in _inputs(study, folders=folders) if job.name not in failed
   ]:
     return inputs
-  if jobs := untrained(folders.wanted(study), folders=folders, failed=failed):
+  if jobs := untrained(study.runs, folders=folders, failed=failed):
     return jobs
   evaluations = _evaluations(study, folders=folders)
   return [job for job in evaluations if job.name not in failed]
@@ -324,30 +294,28 @@ def evaluation(test: str) -> str:
 
 
 def _evaluations(study: design.Study, *, folders: Folders) -> Iterator[Job]:
-  """Decodes the shown models that are not decoded yet.
+  """Decodes the models that are not decoded yet.
 
   One job for each model and part.
   """
-  shown = [run for row in study.rows for run in folders.shown(row)]
   models = []
-  for run in shown:
+  for run in study.runs:
     if run.recipe.model not in models:
       models.append(run.recipe.model)
   for number, model in enumerate(models):
     for test in folders.tests():
-      # A run that several rows show is decoded once.
-      paths = dict.fromkeys(
+      paths = [
           folders.path(run)
-          for run in shown
+          for run in study.runs
           if run.recipe.model == model
           and folders.is_trained(run)
           and not folders.is_evaluated(run, test)
-      )
+      ]
       if paths:
         suffix = '' if test == 'test' else f'_{test}'
         yield _evaluation(
             f'evaluate_{study.name}_{number}{suffix}',
-            list(paths),
+            paths,
             model=model,
             test=test,
             folders=folders,

@@ -11,7 +11,6 @@ from experiments import design
 from experiments import jobs
 from tff_asr import files
 from tff_asr.metrics import confidence
-from tff_asr.privacy import privacy_report
 from tff_asr.reports import plots
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import tables
@@ -27,14 +26,10 @@ class Measured(NamedTuple):
   Attributes:
     row: What it is.
     runs: Its runs, as `tables` shows them.
-    dev_rates: Learning rates that were tried to dev WERs.
-    best_rate: The one that was taken; None: none was tried.
   """
 
   row: design.Row
   runs: tables.Row
-  dev_rates: Mapping[float, float]
-  best_rate: Optional[float]
 
 
 # What is plotted over epsilon, and the ends of the names of its curves.
@@ -93,20 +88,10 @@ def _measure_all(
     study: design.Study, *, test: str, folders: jobs.Folders
 ) -> Rows:
   """The rows of a study that are trained and evaluated on a part."""
-  found = {
-      row.label: runs
+  return {
+      row.label: Measured(row, runs)
       for row in study.rows
       if (runs := _read(row, test=test, folders=folders)) is not None
-  }
-  return {
-      row.label: Measured(
-          row=row,
-          runs=found[row.label],
-          dev_rates=folders.dev_rates(row),
-          best_rate=folders.best_rate(row),
-      )
-      for row in study.rows
-      if row.label in found
   }
 
 
@@ -150,13 +135,13 @@ def _read(
     row: design.Row, *, test: str, folders: jobs.Folders
 ) -> Optional[tables.Row]:
   """A row's runs if all are trained and evaluated on a part; else None."""
-  runs = folders.shown(row)
-  if not runs or not all(
+  if not all(
       folders.is_trained(run) and folders.is_evaluated(run, test)
-      for run in runs
+      for run in row.runs
   ):
     return None
-  return tables.Row(row.label, [folders.read(run, test=test) for run in runs])
+  runs = [folders.read(run, test=test) for run in row.runs]
+  return tables.Row(row.label, runs)
 
 
 def _contrast(
@@ -262,7 +247,7 @@ def _section(
           _judged(study, by_test[test]),
       ]
   parts.append(wrap(study.remark))
-  num_trained = sum(folders.is_trained(run) for run in folders.wanted(study))
+  num_trained = sum(folders.is_trained(run) for run in study.runs)
   parts.append(f'{num_trained} runs.')
   return '\n\n'.join(filter(None, parts))
 
@@ -297,11 +282,8 @@ def _table(study: design.Study, rows: Rows) -> tables.Table:
   titles = {
       'minus seed': 'minus seed (95 %)',
       'LM minus greedy': 'WER with LM minus WER (95 %)',
-      'rate': 'learning rate',
-      'tried': 'dev WER % by rate',
       'range': 'lowest to highest WER %',
       'dev range': 'on dev',
-      'MB': 'MB down + up',
   }
   measures = {'CER %': runs_lib.CER}
   if _language_models(rows):
@@ -353,30 +335,6 @@ def _minus_greedy(each: Measured, unused_study, rows: Rows) -> str:
   return '' if found is None else tables.interval(found)
 
 
-def _rate(each: Measured, *unused) -> str:
-  """The rate that was taken, and whether the others tried end there."""
-  if each.best_rate is None:
-    return ''
-  edge = each.best_rate in (min(each.dev_rates), max(each.dev_rates))
-  return f'{each.best_rate:g}' + (' (an end of those tried)' if edge else '')
-
-
-def _by_rdp(each: Measured, *unused) -> str:
-  """Epsilon by RDP alone; empty without a privacy report."""
-  privacy = each.runs.first.privacy
-  if not privacy:
-    return ''
-  return privacy_report.format_epsilon(float(privacy['epsilon_rdp']))
-
-
-def _utterances(each: Measured, *unused) -> str:
-  """Utterances that a run trained on."""
-  counts = [
-      sum(run.metric('num_utterances').values()) for run in each.runs.runs
-  ]
-  return f'{statistics.fmean(counts):,.0f}' if any(counts) else ''
-
-
 def _range(rates: Iterable[float]) -> str:
   """The lowest and the highest of several rates; empty for one."""
   rates = sorted(rates)
@@ -390,19 +348,11 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
         each, each.row.against, rows, runs_lib.WER_WITH_LM
     ),
     'LM minus greedy': _minus_greedy,
-    'rate': _rate,
-    'tried': lambda each, *unused: ', '.join(
-        f'{rate:g}: {tables.percent(found)}'
-        for rate, found in each.dev_rates.items()
-    ),
     'epsilon': lambda each, *unused: tables.epsilon(each.runs),
-    'epsilon (RDP)': _by_rdp,
     'range': lambda each, *unused: _range(each.runs.rates),
     'dev range': lambda each, *unused: _range(
         run.last('dev_word_error_rate') for run in each.runs.runs
     ),
-    'utterances': _utterances,
-    'MB': lambda each, *unused: tables.megabytes_per_round(each.runs),
     'seconds': lambda each, *unused: tables.seconds(each.runs),
 }
 """Further columns: names to what they show of a row, its study and its rows."""

@@ -165,39 +165,23 @@ class MissingTest(tiny.TestCase):
     recipe = tiny.FEDERATED.but(
         'few', {'COHORT_SIZE': 2}, gin_files=('gin/optimizers/sgd.gin',)
     )
-    study = tiny.study(tiny.row(recipe=recipe, seeds=(3, 4), rates=(0.5, 1.0)))
+    study = tiny.study(tiny.row(recipe=recipe, seeds=(3, 4)))
     first, _ = jobs.missing(study, folders=self.folders)
-    self.assertEqual(first.name, 'few_rate0.5_3')
+    self.assertEqual(first.name, 'few_3')
     self.assertTrue(os.path.exists(first.command[0]))
     self.assertEqual(
         first.command[1:],
         (
-            f'--output_dir={self.root}/few_rate0.5_3',
+            f'--output_dir={self.root}/few_3',
             '--gin_file=gin/experiments/an4_federated.gin',
             '--gin_file=gin/optimizers/sgd.gin',
             '--gin_param=COHORT_SIZE = 2',
             '--gin_param=SEED = 3',
-            '--gin_param=SERVER_LEARNING_RATE = 0.5',
             "--gin_param=PRIVATE_DIR = 'data/train.private'",
             "--gin_param=DEV_DIR = 'data/train.dev'",
             f"--gin_param=INIT_FROM_RUN = '{self.root}/seed'",
         ),
     )
-
-  def test_further_seeds_have_the_rate_that_is_best_on_dev(self):
-    study = tiny.study(tiny.row(rates=(0.1, 0.2, 0.3)))
-    self.finish('seed')
-    self.finish('federated_rate0.1_1', dev=0.4)
-    self.finish('federated_rate0.2_1', dev=0.3)
-    self.assertEqual(self.names(study), ['federated_rate0.3_1'])
-    # Best on the test speakers, which is not to be looked at.
-    self.finish('federated_rate0.3_1', 1, 1, dev=0.45)
-    self.assertEqual(self.names(study), ['federated_rate0.2_2'])
-    self.finish('federated_rate0.2_2')
-    # Only the rate that is taken is decoded.
-    (job,) = jobs.missing(study, folders=self.folders)
-    runs = [f'{self.root}/federated_rate0.2_{seed}' for seed in (1, 2)]
-    self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
 
   def test_a_run_with_other_settings_is_refused(self):
     self.finish('seed')

@@ -128,42 +128,13 @@ class ReportTest(tiny.TestCase):
         ['of one kind by 10.0', 'else by 20.0'],
     )
 
-  def test_rates_are_shown_with_the_one_that_was_taken(self):
-    self.finish('seed', 9, 9)
-    for rate, dev, wrong in ((0.1, 0.4, 8), (0.2, 0.3, 7), (0.3, 0.45, 1)):
-      self.finish(f'federated_rate{rate}_1', wrong, wrong, dev=dev)
-    row = tiny.row(rates=(0.1, 0.2, 0.3))
-    study = tiny.study(tiny.SEED_ROW, row, columns=('rate', 'tried'))
-    self.assertIn('Not run yet: federated.', self.report(study))
-    self.finish('federated_rate0.2_2', 5, 5)
-    # (.7 + .5) / 2, and .1 sqrt(2).
-    self.assertEqual(
-        self.cells(self.report(study))['federated'][::5],
-        ['60.0 +- 14.1', '0.1: 40.0, 0.2: 30.0, 0.3: 45.0'],
-    )
-    self.finish('federated_rate0.1_1', 8, 8, dev=0.2)
-    self.finish('federated_rate0.1_2', 8, 8)
-    self.assertEqual(
-        self.cells(self.report(study))['federated'][4],
-        '0.1 (an end of those tried)',
-    )
-
   def test_columns_by_hand(self):
-    self.finish('seed', 6, 8, metrics={'num_utterances': {5: 40}})
+    self.finish('seed', 6, 8)
     self.finish(
         'federated_1', 4, 6,
-        metrics={
-            'not_private/num_utterances': {1: 10, 2: 20},
-        },
         privacy=run_folders.privacy(
             epsilon=12.0, noise_multiplier=0.006, cohort_size=8, rounds=80
-        ) | {'epsilon_rdp': 14.0},
-        results={
-            'seconds': 60.0,
-            'bytes_per_client_and_round': {
-                'download_bytes': 1_780_000, 'upload_bytes': 2000
-            },
-        },
+        ),
     )
     cells = self.cells(self.report(tiny.study(
         tiny.SEED_ROW,
@@ -172,9 +143,7 @@ class ReportTest(tiny.TestCase):
     )))
     self.assertEqual(
         dict(zip(report.COLUMNS, cells['seed'][4:])),
-        dict.fromkeys(report.COLUMNS, '') | {
-            'utterances': '40', 'seconds': '60'
-        },
+        dict.fromkeys(report.COLUMNS, '') | {'seconds': '60'},
     )
     # Four characters a word, one of them wrong in a wrong word.
     self.assertEqual(cells['federated'][:4], ['50.0', '', '', '12.5'])
@@ -184,14 +153,9 @@ class ReportTest(tiny.TestCase):
             'minus seed': '-20.0 (-20.0 to -20.0)',
             'difference with LM': '',
             'LM minus greedy': '',
-            'rate': '',
-            'tried': '',
             'range': '',
             'dev range': '',
             'epsilon': '12',
-            'epsilon (RDP)': '14',
-            'utterances': '30',
-            'MB': '1.78 + 0.00',
             'seconds': '60',
         },
     )
@@ -296,11 +260,11 @@ class ReportTest(tiny.TestCase):
         privacy=run_folders.privacy(epsilon=12.0),
         results={},
     )
-    columns = ('epsilon', 'utterances', 'seconds')
+    columns = ('epsilon', 'seconds')
     cells = self.cells(self.report(tiny.study(
         tiny.SEED_ROW, tiny.row(seeds=(1,), against=None), columns=columns
     )))
-    self.assertEqual(cells['federated'][4:], ['12', '', ''])
+    self.assertEqual(cells['federated'][4:], ['12', ''])
 
   def test_a_language_model_has_columns_and_is_named(self):
     self.finish('seed', 6, 8, errors_with_lm={'a': (4, 10), 'b': (2, 10)})

@@ -17,14 +17,8 @@ _STUDIES = (*an4.SUITE.studies, *population.SUITE.studies)
 
 def _runs(study: design.Study) -> list[design.Run]:
   """All that could be run of a study, with what the runs start from."""
-  runs = [
-      design.Run(row.recipe, seed, rate)
-      for row in study.rows
-      for seed in row.seeds
-      for rate in row.rates or (None,)
-  ]
-  parents = [run.recipe.parent for run in runs if run.recipe.parent]
-  return [*runs, *map(design.Run, parents)]
+  parents = [run.recipe.parent for run in study.runs if run.recipe.parent]
+  return [*study.runs, *map(design.Run, parents)]
 
 
 class SuitesTest(parameterized.TestCase):

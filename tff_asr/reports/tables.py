@@ -481,15 +481,6 @@ def language_models(row: Row) -> str:
   )
 
 
-def megabytes_per_round(row: Row) -> str:
-  """Formats the megabytes that a client downloads and uploads in a round."""
-  found = row.result('bytes_per_client_and_round')
-  if not found:
-    return ''
-  sizes = found['download_bytes'], found['upload_bytes']
-  return ' + '.join(f'{size / 1e6:.2f}' for size in sizes)
-
-
 def seconds(row: Row) -> str:
   """Formats the mean seconds of training; empty if unknown."""
   found = _mean([(run.results or {}).get('seconds') for run in row.runs])
