@@ -46,6 +46,9 @@ _LM_WEIGHT = flags.DEFINE_float('lm_weight', None, 'Of --lm; or as tuned.')
 _WORD_BONUS = flags.DEFINE_float(
     'word_bonus', None, 'With --lm: added for each word; or as tuned.'
 )
+_LM_TEMPERATURE = flags.DEFINE_float(
+    'lm_temperature', None, 'With --lm: divides the logits; or as tuned.'
+)
 _BEAM_WIDTH = flags.DEFINE_integer(
     'beam_width', language_model.BEAM_WIDTH, 'With --lm: prefixes kept.'
 )
@@ -72,6 +75,7 @@ def main(argv) -> None:
           path=_LM.value,
           alpha=_LM_WEIGHT.value,
           beta=_WORD_BONUS.value,
+          temperature=_LM_TEMPERATURE.value,
           beam_width=_BEAM_WIDTH.value,
       ),
       hotwords=_HOTWORDS.value,

@@ -63,6 +63,7 @@ class LanguageModelTest(cases.TestCase):
   @parameterized.parameters(
       (dict(alpha=-0.1), 'alpha'),
       (dict(beta=math.inf), 'beta'),
+      (dict(temperature=0.0), 'temperature'),
       (dict(beam_width=0), 'beam_width'),
       (dict(path='nowhere.arpa'), 'nowhere.arpa does not exist'),
       (dict(path=__file__), 'must be a file of KenLM'),
@@ -107,7 +108,9 @@ class LanguageModelTest(cases.TestCase):
     A wide beam finds the best one, so no pruning is at work.
     """
     logits = np.random.default_rng(0).normal(size=[3, 5]).astype(np.float32)
-    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    temperature = 1.6
+    flat = logits / temperature
+    log_probs = flat - np.log(np.exp(flat).sum(1, keepdims=True))
     # log10 of p(word | previous) as in the file; -10 for words outside of it
     # is pyctcdecode's rule.
     unigrams = {'ab': -1.0, 'ac': -3.0, '</s>': -1.0}
@@ -134,7 +137,9 @@ class LanguageModelTest(cases.TestCase):
         previous = word if known else '<unk>'
       scores[text] = score
     best = max(scores, key=scores.get)
-    (found,) = self.build(alpha=alpha, beta=beta, beam_width=1000)(logits)
+    (found,) = self.build(
+        alpha=alpha, beta=beta, temperature=temperature, beam_width=1000
+    )(logits)
     self.assertEqual(found.text, best.strip())
 
   @needs_packages
@@ -162,7 +167,7 @@ class LanguageModelTest(cases.TestCase):
         found | {'sha256': len(found['sha256'])},
         dict(
             file='words.arpa', sha256=64, order=2, alpha=0.25, beta=2.0,
-            beam_width=7,
+            temperature=1.0, beam_width=7,
         ),
     )
     self.assertRegex(

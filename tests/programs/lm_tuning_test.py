@@ -46,29 +46,49 @@ class LmTuningTest(cases.TestCase):
     logits[0, 1] = 0.0
     logits[1, 2:4] = (-3.9, 0.0)
     found, search = self.tune(*[('ab', logits)] * 2)
-    self.assertEqual((found['alpha'], found['beta']), (1.0, 1.5))
-    self.assertEqual((search.alpha, search.beta), (1.0, 1.5))
+    self.assertEqual(
+        (found['alpha'], found['beta'], found['temperature']), (1.0, 1.5, 1.0)
+    )
+    self.assertEqual(search.weights, (1.0, 1.5, 1.0))
     self.assertEqual(search(logits)[0].text, 'ab')
     self.assertEqual(found['num_dev_speakers'], 2)
     self.assertEqual(found['num_dev_words'], 2)
-    rates = {(a, b): rate for a, b, rate in found['dev_word_error_rates']}
-    self.assertLen(rates, len(lm_tuning.ALPHAS) * len(lm_tuning.BETAS))
-    for (alpha, _), rate in rates.items():
-      self.assertEqual(rate, float(alpha < 1.0))
+    rates = found['dev_word_error_rates']
+    # A temperature and a weight, then other bonuses with the chosen ones.
+    self.assertLen(
+        rates,
+        len(lm_tuning.TEMPERATURES) * len(lm_tuning.ALPHAS)
+        + len(lm_tuning.BETAS) - 1,
+    )
+    for alpha, _, temperature, rate in rates:
+      # Logits of -3.9 become -2.6 and -1.95.
+      wins = 2 * np.log(10) * alpha > 3.9 / temperature
+      self.assertEqual(rate, float(not wins), (alpha, temperature))
     # Kept in the run, for this model only.
     tuned = lm_tuning.tuned(self.run_, self.model())
-    self.assertEqual((tuned.alpha, tuned.beta), (1.0, 1.5))
+    self.assertEqual(tuned.weights, (1.0, 1.5, 1.0))
     given = lm_tuning.tuned(self.run_, self.model(alpha=0.1))
-    self.assertEqual((given.alpha, given.beta), (0.1, 1.5))
+    self.assertEqual(given.weights, (0.1, 1.5, 1.0))
     pathlib.Path(self.path_).write_text(language_model_test.ARPA + '\n')
     other = lm_tuning.tuned(self.run_, self.model())
-    self.assertEqual((other.alpha, other.beta), (None, None))
+    self.assertEqual(other.weights, (None, None, None))
     # A second model leaves the first one's weights.
     self.tune(('ac', logits))
     self.assertLen(lm_tuning.read(self.run_), 2)
     # Of equal rates the defaults count.
     tuned = lm_tuning.tuned(self.run_, self.model())
-    self.assertEqual((tuned.alpha, tuned.beta), (0.5, 1.5))
+    self.assertEqual(tuned.weights, (0.5, 1.5, 1.0))
+
+  @language_model_test.needs_packages
+  def test_a_model_that_is_too_sure_gets_a_temperature(self):
+    # 'b' is not searched below -5: only -6 / 1.5 = -4, which 4.6 outweighs.
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (-6.0, 0.0)
+    found, search = self.tune(*[('ab', logits)] * 2)
+    self.assertEqual(search.weights, (1.0, 1.5, 1.5))
+    self.assertEqual(found['temperature'], 1.5)
+    self.assertEqual(search(logits)[0].text, 'ab')
 
   @language_model_test.needs_packages
   def test_one_utterance_does_not_move_the_defaults(self):
@@ -112,7 +132,10 @@ class LmTuningTest(cases.TestCase):
   def test_a_damaged_file_is_named(self):
     path = pathlib.Path(self.run_, 'decoding.json')
     for content in ('{', '[]', '{"x": 1}', '{"x": {"alpha": 1}}',
-                    json.dumps({'x': {'alpha': 'a', 'beta': 'b'}})):
+                    json.dumps({'x': {'alpha': 1, 'beta': 1}}),
+                    json.dumps({'x': dict.fromkeys(
+                        ('alpha', 'beta', 'temperature'), 'a'
+                    )})):
       path.write_text(content)
       with self.assertRaisesRegex(ValueError, 'decoding.json is damaged'):
         lm_tuning.read(self.run_)

@@ -85,7 +85,8 @@ def write(
         **_counts(errors),
         **({} if errors_with_lm is None else {'with_lm': {
             'file': 'words.arpa', 'sha256': '0123456789', 'order': 2,
-            'alpha': 0.5, 'beta': 1.5, 'beam_width': 32,
+            'alpha': 0.5, 'beta': 1.5, 'temperature': 1.0,
+            'beam_width': 32,
             **_counts(errors_with_lm),
         }}),
         'attributes': attributes or {},

@@ -5,7 +5,9 @@ pyctcdecode searches over CTC prefixes with the score
     log p(frames | text) + alpha ln p_LM(text) + beta (number of words)
         + hotword_weight (number of hotwords)
 
-where p_LM is a KenLM model. It needs the packages of requirements-lm.txt, which
+where p_LM is a KenLM model. Tokens that are improbable in a frame are not
+searched; a temperature above 1 divides the logits before, which flattens the
+frames of a model that is too sure of itself, so that more is searched. It needs the packages of requirements-lm.txt, which
 are not in requirements.txt.
 
   S: output frames. V: vocabulary with blank.
@@ -17,7 +19,7 @@ import functools
 import json
 import logging
 import os
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -25,9 +27,6 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.decoding import hypothesis
 
-# Weights where none are given or tuned.
-ALPHA = 0.5
-BETA = 1.5
 BEAM_WIDTH = 32
 HOTWORD_WEIGHT = 10.0
 
@@ -44,6 +43,18 @@ _MIN_TOKEN_LOG_PROB = -5.0
 _SPACE = '\u2581'
 
 
+class Weights(NamedTuple):
+  """How a search weighs its model: see `LanguageModel`; None: not known."""
+
+  alpha: Optional[float] = None
+  beta: Optional[float] = None
+  temperature: Optional[float] = None
+
+
+DEFAULTS = Weights(alpha=0.5, beta=1.5, temperature=1.0)
+"""Weights where none are given or tuned."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModel:
   """An n-gram model and its weights in the search.
@@ -52,15 +63,18 @@ class LanguageModel:
     path: A KenLM model, .arpa or binary. With .arpa, prefixes of unknown words
       are scored as unlikely.
     alpha: Weight of the model, at least 0; None: as tuned for a run, or
-      `ALPHA`.
+      the default.
     beta: Bonus for each word, which counteracts joined words; None: as tuned
-      for a run, or `BETA`.
+      for a run, or the default.
+    temperature: Divides the logits, above 0; None: as tuned for a run, or
+      the default.
     beam_width: Number of prefixes kept, at least 1.
   """
 
   path: str
   alpha: Optional[float] = None
   beta: Optional[float] = None
+  temperature: Optional[float] = None
   beam_width: int = BEAM_WIDTH
 
   def __post_init__(self):
@@ -68,6 +82,8 @@ class LanguageModel:
       checks.non_negative(alpha=self.alpha)
     if self.beta is not None:
       checks.finite(beta=self.beta)
+    if self.temperature is not None:
+      checks.positive(temperature=self.temperature)
     checks.positive_int(beam_width=self.beam_width)
     if not os.path.isfile(self.path):
       raise ValueError(f'the language model {self.path} does not exist.')
@@ -77,6 +93,11 @@ class LanguageModel:
           f'the language model {self.path} must be a file of KenLM that ends '
           f'in one of {", ".join(_ENDINGS)}.'
       )
+
+  @property
+  def weights(self) -> Weights:
+    """Returns the weights, None where they are to be tuned."""
+    return Weights(self.alpha, self.beta, self.temperature)
 
   @functools.cached_property
   def sha256(self) -> str:
@@ -89,13 +110,18 @@ def build(
     path: Optional[str],
     alpha: Optional[float] = None,
     beta: Optional[float] = None,
+    temperature: Optional[float] = None,
     beam_width: int = BEAM_WIDTH,
 ) -> Optional[LanguageModel]:
   """Returns the `LanguageModel` of a file; None without one."""
   if path is None:
     return None
   return LanguageModel(
-      path=path, alpha=alpha, beta=beta, beam_width=beam_width
+      path=path,
+      alpha=alpha,
+      beta=beta,
+      temperature=temperature,
+      beam_width=beam_width,
   )
 
 
@@ -104,8 +130,7 @@ class BeamSearch:
 
   Attributes:
     language_model: The model; None: hotwords alone.
-    alpha: Its weight in the search.
-    beta: The bonus for each word.
+    weights: The weights of the search, all of them known.
     order: The longest n-gram of the model, in words; 0 without one.
   """
 
@@ -146,7 +171,8 @@ class BeamSearch:
     logging.getLogger('pyctcdecode').setLevel(logging.ERROR)
     self.language_model = language_model
     self.order = 0
-    self.alpha = self.beta = 0.0
+    # Hotwords alone.
+    self.weights = Weights(alpha=0.0, beta=0.0, temperature=1.0)
     self._hotwords = hotwords
     self._hotword_weight = hotword_weight
     self._num_best = num_best
@@ -166,22 +192,24 @@ class BeamSearch:
         scorer,
     )
     if language_model is not None:
-      self.set_weights(alpha=language_model.alpha, beta=language_model.beta)
+      self.set_weights(language_model.weights)
 
-  def set_weights(
-      self, *, alpha: Optional[float], beta: Optional[float]
-  ) -> None:
-    """Sets the weights of the language model, by default `ALPHA` and `BETA`."""
-    self.alpha = float(ALPHA if alpha is None else alpha)
-    self.beta = float(BETA if beta is None else beta)
-    self._decoder.reset_params(alpha=self.alpha, beta=self.beta)
+  def set_weights(self, weights: Weights) -> None:
+    """Sets the weights of the search, and the defaults where they are None."""
+    self.weights = Weights(*(
+        float(default if each is None else each)
+        for each, default in zip(weights, DEFAULTS)
+    ))
+    self._decoder.reset_params(
+        alpha=self.weights.alpha, beta=self.weights.beta
+    )
 
   def __call__(self, logits: np.ndarray) -> list[hypothesis.Hypothesis]:
     """Decodes an utterance, given logits float32 [S, V]."""
     # pyctcdecode fails without frames.
     if not len(logits):  # pylint: disable=g-explicit-length-test
       return [hypothesis.Hypothesis('', [], 0.0)]
-    log_probs = hypothesis.log_softmax(logits)
+    log_probs = hypothesis.log_softmax(logits / self.weights.temperature)
     kept = _frames_to_search(log_probs)
     beams = self._decoder.decode_beams(
         log_probs[kept],
@@ -227,8 +255,7 @@ class BeamSearch:
         'file': os.path.basename(model.path),
         'sha256': model.sha256,
         'order': self.order,
-        'alpha': self.alpha,
-        'beta': self.beta,
+        **self.weights._asdict(),
         'beam_width': model.beam_width,
     }
 

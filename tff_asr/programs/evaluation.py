@@ -486,7 +486,7 @@ class _Searches:
     untuned = [
         run
         for run, each in self._models.items()
-        if None in (each.alpha, each.beta)
+        if None in each.weights
     ]
     if dev_dir is None or not untuned:
       return
@@ -504,9 +504,9 @@ class _Searches:
     """Returns the search with the weights of a run, tuned now if need be."""
     if self._search is None:
       return None
-    model = self._models[run]
-    if self._evaluator is None or None not in (model.alpha, model.beta):
-      self._search.set_weights(alpha=model.alpha, beta=model.beta)
+    known = self._models[run].weights
+    if self._evaluator is None or None not in known:
+      self._search.set_weights(known)
     else:
       lm_tuning.tune(
           run,
@@ -532,7 +532,8 @@ def _print_result(
     print(
         f'{run}: WER {percent("word_error_rate", with_lm)}, CER '
         f'{percent("character_error_rate", with_lm)} with the language model, '
-        f'weights {with_lm["alpha"]:g} and {with_lm["beta"]:g}'
+        f'weights {with_lm["alpha"]:g} and {with_lm["beta"]:g}, temperature '
+        f'{with_lm["temperature"]:g}'
     )
   if private.words:
     print(f'{run}: {private.words}')

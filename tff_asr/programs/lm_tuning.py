@@ -1,16 +1,17 @@
 """Weights of a language model, tuned on dev speakers and kept in the run.
 
-`tune` searches logits of the dev speakers with a grid of weights. One pair goes
-into decoding.json of the run's folder, by the SHA-256 of the language model;
-evaluation, transcription and the demo read it there. It is the first of the
-grid that has no more word errors than the best pair by one standard error
-(Breiman et al. 1984), so that a few dev speakers rarely move the defaults.
+`tune` searches logits of the dev speakers with a grid of temperatures and model
+weights, and then with several word bonuses. What it chooses goes into
+decoding.json of the run's folder, by the SHA-256 of the language model;
+evaluation, transcription and the demo read it there. Each time that is the
+first that has no more word errors than the best by one standard error (Breiman
+et al. 1984), so that a few dev speakers rarely move the defaults.
 
 The weights depend on no other data. No noise protects the dev speakers, so they
 must be public: those who are private in the run's training are refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import itertools
 import os
@@ -27,7 +28,8 @@ from tff_asr.storage import run_dir
 
 ALPHAS = (0.5, 0.25, 0.75, 1.0, 1.5)
 BETAS = (1.5, 0.0, 3.0)
-"""The grid; the defaults come first."""
+TEMPERATURES = (1.0, 1.5, 2.0)
+"""What is tried; the defaults come first."""
 
 
 class Tuned(TypedDict):
@@ -35,9 +37,11 @@ class Tuned(TypedDict):
   file: str
   alpha: float
   beta: float
+  temperature: float
   num_dev_speakers: int
   num_dev_words: int
-  dev_word_error_rates: list[tuple[float, float, float]]  # alpha, beta, WER.
+  # alpha, beta, temperature, and the word error rate.
+  dev_word_error_rates: list[tuple[float, float, float, float]]
 
 
 def read(run: str) -> dict[str, Tuned]:
@@ -53,7 +57,7 @@ def read(run: str) -> dict[str, Tuned]:
     content = files.parse_json(files.read(path))
     # Here and not at the first use, after a decoding that takes hours.
     for entry in content.values():
-      float(entry['alpha'] + entry['beta'])
+      sum(float(entry[name]) for name in language_model_lib.Weights._fields)
     return content
   except (AttributeError, KeyError, TypeError, ValueError) as e:
     raise ValueError(
@@ -75,7 +79,7 @@ def tuned(
       language_model,
       **{
           name: kept[name]
-          for name in ('alpha', 'beta')
+          for name in language_model_lib.Weights._fields
           if getattr(language_model, name) is None
       },
   )
@@ -88,7 +92,8 @@ def check(run: str, dev_data: tff.simulation.datasets.ClientData) -> None:
     raise ValueError(
         f'{overlap.private_speakers:,} dev speakers are private in the '
         f'training of {run}: weights tuned on them would not be covered by its '
-        'guarantee. Give other dev speakers, or LM_WEIGHT and WORD_BONUS.'
+        'guarantee. Give other dev speakers, or LM_WEIGHT, WORD_BONUS and '
+        'LM_TEMPERATURE.'
     )
 
 
@@ -111,30 +116,23 @@ def tune(
     ValueError: As `check`, or there are no words.
   """
   check(run, dev_data)
-  pairs = [*itertools.product(ALPHAS, BETAS)]
-  found = []
-  for alpha, beta in pairs:
-    beam_search.set_weights(alpha=alpha, beta=beta)
-    found.append([
-        word_errors.count(reference, beam_search(logits)[0].text)
-        for reference, logits in decoded
-    ])
-  # References are the same for each pair of weights.
-  num_words = word_errors.total(found[0]).words
-  if not num_words:
+  errors = _Errors(decoded, beam_search=beam_search)
+  if not errors.num_words:
     raise ValueError('the dev speakers have no words to tune weights on.')
-  errors = np.array([[each.errors for each in row] for row in found])
-  alpha, beta = pairs[_choose(errors)]
-  beam_search.set_weights(alpha=alpha, beta=beta)
+  first = errors.best(
+      language_model_lib.Weights(alpha, BETAS[0], temperature)
+      for temperature, alpha in itertools.product(TEMPERATURES, ALPHAS)
+  )
+  chosen = errors.best(first._replace(beta=beta) for beta in BETAS)
+  beam_search.set_weights(chosen)
   entry = Tuned(
       file=os.path.basename(beam_search.language_model.path),
-      alpha=alpha,
-      beta=beta,
+      **chosen._asdict(),
       num_dev_speakers=len(dev_data.client_ids),
-      num_dev_words=num_words,
+      num_dev_words=errors.num_words,
       dev_word_error_rates=[
-          (*pair, float(row.sum() / num_words))
-          for pair, row in zip(pairs, errors)
+          (*weights, float(row.sum() / errors.num_words))
+          for weights, row in errors.found.items()
       ],
   )
   files.write_json(
@@ -144,8 +142,42 @@ def tune(
   return entry
 
 
+class _Errors:
+  """Word errors of utterances, by the weights that were tried.
+
+  Attributes:
+    num_words: In the references.
+    found: The weights to the errors of each utterance, int [utterances].
+  """
+
+  def __init__(
+      self,
+      decoded: Sequence[tuple[str, np.ndarray]],
+      *,
+      beam_search: language_model_lib.BeamSearch,
+  ):
+    self.num_words = sum(len(reference.split()) for reference, _ in decoded)
+    self.found: dict[language_model_lib.Weights, np.ndarray] = {}
+    self._decoded = decoded
+    self._search = beam_search
+
+  def best(
+      self, tried: Iterable[language_model_lib.Weights]
+  ) -> language_model_lib.Weights:
+    """Tries weights, the preferred ones first, and returns those to take."""
+    tried = list(tried)
+    for weights in tried:
+      if weights not in self.found:
+        self._search.set_weights(weights)
+        self.found[weights] = np.array([
+            word_errors.count(reference, self._search(logits)[0].text).errors
+            for reference, logits in self._decoded
+        ])
+    return tried[_choose(np.array([self.found[each] for each in tried]))]
+
+
 def _choose(errors: np.ndarray) -> int:
-  """Chooses a row of word errors, int [pairs, utterances]; see the top."""
+  """Chooses a row of word errors, int [weights, utterances]; see the top."""
   best = errors[errors.sum(axis=1).argmin()]
   # Paired by utterance: most are decoded alike.
   differences = errors - best
