@@ -43,12 +43,8 @@ _LM = flags.DEFINE_string(
     'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'
 )
 _LM_WEIGHT = flags.DEFINE_float('lm_weight', None, 'Of --lm; or as tuned.')
-_WORD_BONUS = flags.DEFINE_float(
-    'word_bonus', None, 'With --lm: added for each word; or as tuned.'
-)
-_LM_TEMPERATURE = flags.DEFINE_float(
-    'lm_temperature', None, 'With --lm: divides the logits; or as tuned.'
-)
+_WORD_BONUS = flags.DEFINE_float('word_bonus', None, 'A word; or as tuned.')
+_LM_TEMPERATURE = flags.DEFINE_float('lm_temperature', None, 'Or as tuned.')
 _BEAM_WIDTH = flags.DEFINE_integer(
     'beam_width', language_model.BEAM_WIDTH, 'With --lm: prefixes kept.'
 )

@@ -7,8 +7,8 @@ pyctcdecode searches over CTC prefixes with the score
 
 where p_LM is a KenLM model. Tokens that are improbable in a frame are not
 searched; a temperature above 1 divides the logits before, which flattens the
-frames of a model that is too sure of itself, so that more is searched. It needs the packages of requirements-lm.txt, which
-are not in requirements.txt.
+frames of a model that is too sure of itself, so that more is searched. It needs
+the packages of requirements-lm.txt, which are not in requirements.txt.
 
   S: output frames. V: vocabulary with blank.
 """
