@@ -26,6 +26,11 @@ def resident_gib() -> float:
   return _status_gib('VmRSS')
 
 
+def private_gib() -> float:
+  """This process's resident memory that is not mapped from files, GiB."""
+  return _status_gib('RssAnon')
+
+
 def reset_peak() -> None:
   """Resets `peak_gib` to the present resident size."""
   pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='ascii')

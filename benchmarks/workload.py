@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from data_tools import shards
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data
+from tff_asr.data import index
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.execution import context as context_lib
@@ -184,6 +186,40 @@ class Workload:
   def num_parameters(self) -> int:
     """Number of weights of the model."""
     return weights_lib.num_parameters(self.build_model().specs)
+
+
+def write_index(
+    folder: str, *, num_clients: int, records_each: int = 1
+) -> None:
+  """Writes the index of a population, with shards that are holes."""
+  record_bytes, shard_records = 100_000, 1_000_000
+  shard_of = np.arange(num_clients) * records_each // shard_records
+  owners = np.repeat(shard_of, records_each)
+  # Offsets begin again in each shard.
+  firsts = np.searchsorted(owners, np.arange(shard_of[-1] + 1))
+  ends = np.append(firsts[1:], len(owners))
+  shards = []
+  for number, size in enumerate((ends - firsts) * record_bytes):
+    name = index.shard_name(number)
+    with open(os.path.join(folder, name), 'wb') as file:
+      file.truncate(int(size))
+    # Only `client_data.verify` reads the shards whole.
+    shards.append(index.Shard(name, int(size), 64 * '0'))
+  index.write(
+      folder,
+      clients=index.Clients(
+          [f'client{number:08d}' for number in range(num_clients)],
+          shards=shard_of,
+          first_records=np.arange(num_clients) * records_each,
+          num_utterances=np.full(num_clients, records_each),
+          num_samples=np.full(num_clients, records_each * 96_000),
+      ),
+      offsets=(np.arange(len(owners)) - firsts[owners]) * record_bytes,
+      shards=shards,
+      encoding='pcm',
+      characters='a',
+      origin={},
+  )
 
 
 def build_batch(

@@ -92,6 +92,19 @@ class BenchmarksTest(cases.TestCase):
           ],
       ),
       (
+          'population',
+          'population --clients=60 --records=2 --cohort=20 --repeats=1',
+          lambda figures: [
+              figures[name][0]
+              for name in ('load, s', 'draw, ms', 'locate, ms')
+          ],
+      ),
+      (
+          'ray_driver',
+          'ray_driver --workers=4 --cohort=20 --repeats=1',
+          lambda figures: sum(figures['20'].values(), []),
+      ),
+      (
           'reader',
           'reader --clients=1 --repeats=1',
           lambda figures: figures['figures']['thread_sec'],

@@ -1,7 +1,9 @@
 import hashlib
 import json
+import mmap
 import os
 import pathlib
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -165,6 +167,60 @@ class IndexTest(cases.TestCase):
     ):
       self.make_up(index.CLIENTS_FILE, content.replace(old, new, 1))
       with self.assertRaisesRegex(ValueError, message):
+        index.read(self.root)
+
+  @parameterized.parameters(
+      # A field too few, and one too many two lines later.
+      (b'a\t0\t0\t1\nb\t0\t1\t1\t5\nc\t0\t2\t1\t5\t5\n', 'not have five fields'),
+      (b'a\t0\t0\t1\t5', 'not have five fields'),
+      (b'\n', 'not have five fields'),
+      (b'a\t0\t\t1\t5\n', 'not have 1 to 18 digits'),
+      (b'a\t0\t0\t1\t5 6\n', 'not have 1 to 18 digits'),
+      (b'a\t0\t0\t1\t-5\n', 'not have 1 to 18 digits'),
+      (b'a\t0\t0\t1\t1234567890123456789\n', 'not have 1 to 18 digits'),
+      (b'a\xff\t0\t0\t1\t5\n', 'utf-8'),
+      (b'\t0\t0\t1\t5\n', "found ''"),
+      (b'', 'at least one client'),
+  )
+  def test_made_up_tables_are_refused_with_one_line(self, lines, message):
+    self.write(_clients(3))
+    self.make_up(index.CLIENTS_FILE, b'header\n' + lines)
+    with self.assertRaisesRegex(ValueError, message) as raised:
+      index.read(self.root)
+    self.assertNotIn('\n', str(raised.exception))
+
+  @parameterized.parameters(1, 10, 1 << 20)
+  def test_a_client_that_is_listed_twice_is_found_in_any_block(self, size):
+    # By hand: a table of three, read in blocks of a line and of all lines.
+    self.write(
+        _clients(
+            3,
+            num_utterances=np.ones(3, np.int64),
+            first_records=np.arange(3),
+        )
+    )
+    with mock.patch.object(index, '_BLOCK_BYTES', size):
+      self.assertEqual(
+          index.read(self.root).clients.client_ids,
+          ['speaker 0 ü', 'speaker 1 ü', 'speaker 2 ü'],
+      )
+      content = pathlib.Path(self.path(index.CLIENTS_FILE)).read_bytes()
+      for old, new, message in (
+          (b'speaker 2', b'speaker 1', 'client speaker 1 ü occurs twice'),
+          (b'speaker 2', b'speaker 0', 'speaker 0 ü comes after speaker 1 ü'),
+      ):
+        self.make_up(index.CLIENTS_FILE, content.replace(old, new))
+        with self.assertRaisesRegex(ValueError, message):
+          index.read(self.root)
+
+  def test_offsets_stay_on_disk(self):
+    self.write(_clients(3))
+    offsets = index.read(self.root).offsets
+    self.assertIsInstance(offsets.base.obj, mmap.mmap)
+    self.assertFalse(offsets.flags.writeable)
+    for content in (b'', bytes(12)):
+      self.make_up(index.OFFSETS_FILE, content)
+      with self.assertRaisesRegex(ValueError, f'has {len(content)} bytes'):
         index.read(self.root)
 
   def make_up(self, name: str, content: bytes) -> None:

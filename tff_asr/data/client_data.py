@@ -22,6 +22,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import files
+from tff_asr.data import client_ids as client_ids_lib
 from tff_asr.data import index
 from tff_asr.data import process_means
 from tff_asr.data import records
@@ -204,11 +205,9 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
   def __init__(self, corpus_index: index.Index, *, num_processes: int = 1):
     checks.positive_int(num_processes=num_processes)
     self.num_processes = num_processes
-    self._corpus, self._clients, self._offsets = corpus_index
-    self._rows = {
-        client_id: row
-        for row, client_id in enumerate(self._clients.client_ids)
-    }
+    self._corpus, clients, self._offsets = corpus_index
+    self._ids = client_ids_lib.build(clients.client_ids)
+    self._clients = clients._replace(client_ids=self._ids)
     # Utterances are numbered client by client: each client's end after these.
     self._ends = np.cumsum(self._clients.num_utterances)
     # Built once: the decoder of FLAC imports tensorflow-io.
@@ -217,7 +216,8 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
   @property
   def client_ids(self) -> list[str]:
     """The clients' ids, sorted; a new list."""
-    return list(self._clients.client_ids)
+    # TFF's own client data copies, shuffles and sorts it.
+    return self._ids.tolist()
 
   @property
   def num_records(self) -> int:
@@ -314,7 +314,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     @tf.autograph.experimental.do_not_convert
     def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
       # Not a tf.lookup table, which each caller would have to initialize.
-      is_client = tf.equal(tf.constant(clients.client_ids), client_id)
+      is_client = tf.equal(tf.constant(self.client_ids), client_id)
       # Without the check, argmax of all False would be the first client.
       check = tf.debugging.Assert(
           tf.reduce_any(is_client),
@@ -390,9 +390,10 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
 
   def _row(self, client_id: str) -> int:
     """The row of a client in the table of clients."""
-    if client_id not in self._rows:
+    row = self._ids.find(client_id)
+    if row is None:
       raise ValueError(
-          f'client {client_id} is not among the {len(self._rows)} clients'
+          f'client {client_id} is not among the {len(self._ids)} clients'
           f' taken from {self._corpus.path}.'
       )
-    return self._rows[client_id]
+    return row

@@ -34,6 +34,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import client_ids as client_ids_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import chacha20
 from tff_asr.privacy import keys
@@ -69,7 +70,7 @@ class CohortSampler:
     key: The key that draws begin with, int32 [8]. Secret.
   """
 
-  client_ids: tuple[str, ...]
+  client_ids: client_ids_lib.ClientIds
   sampling: accounting.Sampling
   key: np.ndarray
 
@@ -114,7 +115,8 @@ class CohortSampler:
       return ''
     # Sampling groups follow from all ids: with one more or less, clients move
     # to other groups, and may take part again too soon.
-    return hashlib.sha256(json.dumps(self.client_ids).encode()).hexdigest()
+    content = json.dumps(self.client_ids.tolist())
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def poisson(
@@ -255,7 +257,7 @@ def _build(
   )
 
 
-def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
+def _sorted_ids(client_ids: Sequence[str]) -> client_ids_lib.ClientIds:
   """The ids in order; ValueError unless they are distinct strings."""
   # A string is a sequence of strings, its characters.
   if isinstance(client_ids, (str, bytes)) or not len(client_ids):
@@ -275,7 +277,7 @@ def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
         f'client_ids repeat: {repeated[:3]} ({len(repeated)} repetitions). A '
         'client that counts twice would have twice the privacy loss.'
     )
-  return tuple(ordered)
+  return client_ids_lib.build(ordered)
 
 
 def draw_indices(

@@ -12,16 +12,19 @@ have consecutive numbers, so its first one and their count give its stretch of
 records.offsets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, BinaryIO, NamedTuple, Optional
 
 import numpy as np
 
 from tff_asr import files
+from tff_asr.data import client_ids as client_ids_lib
 from tff_asr.data import schema
 
 # Raised with each change of the files, so that older corpora are refused.
@@ -35,19 +38,24 @@ RECORD_OVERHEAD_BYTES = 16
 # Little-endian on every machine, because a corpus may be copied.
 _OFFSET_DTYPE = '<i8'
 _TSV_HEADER = 'client_id\tshard\tfirst_record\tnum_utterances\tnum_samples'
+_NUM_COLUMNS = 4  # Of numbers.
+_MAX_DIGITS = 18  # Of a number that fits int64 in any case.
+# Lines are parsed in blocks, so that what they take on the way stays small.
+_BLOCK_BYTES = 1 << 20
 
 
 class Clients(NamedTuple):
   """The clients of a corpus as columns, sorted by client id.
 
-  client_ids: one string a client.
+  client_ids: one string a client; of an index that was read, a
+    `client_ids.ClientIds`.
   shards: int64 [num_clients], the number of the shard that holds the client.
   first_records: int64 [num_clients], number of the client's first record.
   num_utterances: int64 [num_clients], at least 1.
   num_samples: int64 [num_clients], over all its utterances.
   """
 
-  client_ids: list[str]
+  client_ids: Sequence[str]
   shards: np.ndarray
   first_records: np.ndarray
   num_utterances: np.ndarray
@@ -98,7 +106,8 @@ class Index(NamedTuple):
 
   corpus: The contents of corpus.json.
   clients: Its clients.
-  offsets: int64 [num_utterances], byte offset of each record in its shard.
+  offsets: int64 [num_utterances], byte offset of each record in its shard,
+    mapped from the file: pages that are not read take no memory.
   """
 
   corpus: Corpus
@@ -189,8 +198,10 @@ def read(folder: str | os.PathLike[str]) -> Index:
   """
   path = os.path.abspath(os.fspath(folder))
   corpus = _read_corpus_file(path)
-  clients = _parse_clients(_read_file(corpus, CLIENTS_FILE))
-  offsets = np.frombuffer(_read_file(corpus, OFFSETS_FILE), _OFFSET_DTYPE)
+  with _open_checked(corpus, CLIENTS_FILE) as file:
+    clients = _parse_clients(file)
+  with _open_checked(corpus, OFFSETS_FILE) as file:
+    offsets = _map_offsets(file)
   # Also of a corpus that another program wrote: a client that is listed twice
   # would be drawn twice as often as it is charged.
   _check_clients(
@@ -220,7 +231,12 @@ def check_sha256(corpus: Corpus, name: str, content: bytes) -> None:
     name: The file's name.
     content: The bytes that were read from it.
   """
-  if hashlib.sha256(content).hexdigest() != corpus.files.get(name):
+  _check_digest(corpus, name, hashlib.sha256(content).hexdigest())
+
+
+def _check_digest(corpus: Corpus, name: str, digest: str) -> None:
+  """Raises ValueError if a digest is not the one of corpus.json."""
+  if digest != corpus.files.get(name):
     raise ValueError(
         f'{os.path.join(corpus.path, name)} does not have the checksum that'
         f' {CORPUS_FILE} gives; it is damaged or of another corpus. Copy or'
@@ -238,11 +254,11 @@ def _to_tsv(clients: Clients) -> bytes:
 
 def _sorted(clients: Clients) -> Clients:
   """The same clients in the order of their ids."""
-  ids = clients.client_ids
+  ids = list(clients.client_ids)
   # By code point, which no locale changes.
   order = sorted(range(len(ids)), key=ids.__getitem__)
   columns = (np.asarray(column, np.int64)[order] for column in clients[1:])
-  return Clients([ids[i] for i in order], *columns)
+  return Clients(client_ids_lib.build(ids[i] for i in order), *columns)
 
 
 def _check_clients(
@@ -250,17 +266,8 @@ def _check_clients(
 ) -> None:
   """Raises ValueError for clients that an index cannot hold."""
   ids = clients.client_ids
-  if not ids:
+  if not len(ids):
     raise ValueError('clients must hold at least one client, found none.')
-  for i, client_id in enumerate(ids):
-    # A tab or a line end would break the client's line of clients.tsv.
-    if not client_id or not client_id.isprintable():
-      raise ValueError(
-          'A client id must not be empty nor contain tabs, line ends or other'
-          f' control characters, found {client_id!r}.'
-      )
-    if i and client_id == ids[i - 1]:
-      raise ValueError(f'client {client_id} occurs twice; merge its records.')
   counts = clients.num_utterances
   # A client without records would be drawn, and charged, for nothing.
   bad = np.flatnonzero(counts < 1)
@@ -322,24 +329,95 @@ def _read_corpus_file(path: str) -> Corpus:
   return Corpus(path=path, **fields)
 
 
-def _read_file(corpus: Corpus, name: str) -> bytes:
-  """The content of an index file, checked by its checksum."""
+@contextlib.contextmanager
+def _open_checked(corpus: Corpus, name: str) -> Iterator[BinaryIO]:
+  """Opens an index file whose checksum is that of corpus.json."""
   path = os.path.join(corpus.path, name)
   try:
-    with open(path, 'rb') as f:
-      content = f.read()
+    opened = open(path, 'rb')
   except FileNotFoundError as e:
     raise ValueError(f'{path} is missing; write the corpus again.') from e
-  check_sha256(corpus, name, content)
-  return content
+  with opened as file:
+    # In blocks: offsets of 40 million records need not fit into memory.
+    digest = hashlib.file_digest(file, 'sha256').hexdigest()
+    _check_digest(corpus, name, digest)
+    file.seek(0)
+    yield file
 
 
-def _parse_clients(content: bytes) -> Clients:
-  """The columns of clients.tsv."""
-  _, *lines = content.decode().rstrip('\n').split('\n')
-  # Strict: a line with a field too few must not shift the columns.
-  ids, *columns = zip(*(line.split('\t') for line in lines), strict=True)
-  return Clients(
-      list(ids),
-      *(np.fromiter(map(int, column), np.int64) for column in columns),
+def _map_offsets(file: BinaryIO) -> np.ndarray:
+  """The content of records.offsets."""
+  size = os.fstat(file.fileno()).st_size
+  itemsize = np.dtype(_OFFSET_DTYPE).itemsize
+  if not size or size % itemsize:
+    raise ValueError(
+        f'{file.name} has {size} bytes, which are no offsets of {itemsize}'
+        ' bytes each; write the corpus again.'
+    )
+  # The array keeps the map, and the map the file.
+  return np.frombuffer(
+      mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), _OFFSET_DTYPE
   )
+
+
+def _parse_clients(file: BinaryIO) -> Clients:
+  """The columns of clients.tsv."""
+  file.readline()  # The header.
+  lines, numbers, last = [], [], []
+  while block := file.read(_BLOCK_BYTES):
+    block += file.readline()  # To the end of its last line.
+    try:
+      ids, columns = _parse_block(block)
+    except ValueError as e:
+      raise ValueError(
+          f'{file.name} is not a table of clients ({e}); write the corpus'
+          ' again.'
+      ) from e
+    names = ids.decode().split('\n')[:-1]
+    client_ids_lib.check(last + names)
+    last = names[-1:]
+    lines.append(ids)
+    numbers.append(columns)
+  return Clients(
+      client_ids_lib.ClientIds(b''.join(lines)),
+      # Column by column, each contiguous.
+      *(
+          np.concatenate([part[:, column] for part in numbers] or [[]])
+          for column in range(_NUM_COLUMNS)
+      ),
+  )
+
+
+def _parse_block(block: bytes) -> tuple[bytes, np.ndarray]:
+  """The ids of some lines of clients.tsv, one a line, and int64 [n, 4].
+
+  Raises:
+    ValueError: A line is not an id and four numbers.
+  """
+  # Without a Python object for each field, which would take five times as long.
+  data = np.frombuffer(block, np.uint8)
+  is_tab, is_end = data == ord('\t'), data == ord('\n')
+  stops = np.flatnonzero(is_tab | is_end)
+  # A line with a field too few must not shift the columns.
+  ends = stops[_NUM_COLUMNS :: 1 + _NUM_COLUMNS]
+  if not is_end[-1] or not np.array_equal(np.flatnonzero(is_end), ends):
+    raise ValueError('a line does not have five fields')
+  stops = stops.reshape([-1, 1 + _NUM_COLUMNS])
+  # +1 at the first byte of each id, -1 behind its tab.
+  steps = np.zeros(len(data) + 1, np.int8)
+  steps[0] = 1
+  steps[ends + 1] = 1
+  steps[stops[:, 0] + 1] = -1
+  is_id = np.cumsum(steps[:-1], dtype=np.int8).astype(bool)
+  widths = np.diff(stops) - 1
+  is_digit = data - ord('0') < 10  # Unsigned, so that smaller bytes wrap.
+  if (
+      widths.min() < 1
+      or widths.max() > _MAX_DIGITS
+      or not np.all(is_id | is_digit | is_tab | is_end)
+  ):
+    raise ValueError(f'a number does not have 1 to {_MAX_DIGITS} digits')
+  ids = data[is_id]
+  ids[ids == ord('\t')] = ord('\n')
+  numbers = np.fromstring(data[~is_id].tobytes(), np.int64, sep=' ')
+  return ids.tobytes(), numbers.reshape([-1, _NUM_COLUMNS])
