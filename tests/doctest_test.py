@@ -17,7 +17,6 @@ from tools import layers
 _RUN_ELSEWHERE = {
     'README.md': 'tests/bin/trained_programs_test.py',
     'docs/extending.md': 'tests/bin/examples_test.py',
-    'docs/runs.md': 'tests/bin/train_federated_test.py',
 }
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

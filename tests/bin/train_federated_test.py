@@ -102,7 +102,7 @@ class TrainFederatedTest(cases.TestCase):
     self.assertEqual(finished.returncode, 0, finished.stderr)
 
   def test_as_a_notebook_runs_it_the_model_can_be_used(self):
-    page = (programs.ROOT / 'docs/runs.md').read_text('utf-8')
+    page = (programs.ROOT / 'README.md').read_text('utf-8')
     (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
     settings = [
         *programs.write_tiny(self.path('shards')),
