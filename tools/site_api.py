@@ -25,7 +25,7 @@ _INTRODUCTION = """\
 # API
 
 Each room of the library is a package. [A whole training run from
-Python](../runs.md#in-a-notebook) has its ledger and its privacy report; the
+Python](../overview.md#from-python-in-a-notebook) has its ledger and its privacy report; the
 rooms below are its parts. [Architecture](../architecture.md) shows how they
 are layered, and where to look for what.
 """
