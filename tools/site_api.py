@@ -24,10 +24,10 @@ ENTRY_POINTS = (
 _INTRODUCTION = """\
 # API
 
-Each room of the library is a package. [A whole training run from
-Python](../overview.md#from-python-in-a-notebook) has its ledger and its privacy report; the
-rooms below are its parts. [Architecture](../architecture.md) shows how they
-are layered, and where to look for what.
+Each room of the library is a package. A [whole training
+run](../overview.md#from-python-in-a-notebook) has its ledger and its privacy
+report; the rooms below are its parts. [Architecture](../architecture.md) shows
+how they are layered, and where to look for what.
 """
 _EXAMPLES = """\
 ## Examples
