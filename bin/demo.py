@@ -1,13 +1,14 @@
 r"""Serves a local page that transcribes recordings with the models of runs.
 
-RUN is the folder of a run that has ended, or LABEL=RUN. The page records, or
-takes a file, and shows each run's transcript with its errors, its word error
-rate on test speakers, and its epsilon. It is served to this computer only, and
-nothing is stored. On another computer, forward its port:
+RUN is the folder of a run that has ended; --name, once for each in order, is
+its name on the page. The page records, or takes a file, and shows each run's
+transcript with its errors, its word error rate on test speakers, and its
+epsilon. It is served to this computer only, and nothing is stored. On another
+computer, forward its port:
 ssh -L 8000:127.0.0.1:8000 HOST
 
 Example:
-  python bin/demo.py runs/seed "federated + DP=runs/private"
+  python bin/demo.py runs/seed runs/private --name=seed --name="federated + DP"
   python bin/demo.py --lm=words.arpa runs/seed runs/private
 """
 
@@ -32,13 +33,14 @@ _TRUST_CODE = flags.DEFINE_string(
     'Folder of Python modules that models may be built with: they can run any '
     'code.',
 )
-
-
 _LM = flags.DEFINE_string(
     'lm',
     None,
     'KenLM model of public text, .arpa or binary, with the weights that '
     'bin/evaluate.py tuned for each run (needs requirements-lm.txt).',
+)
+_NAMES = flags.DEFINE_multi_string(
+    'name', [], 'Name of a run, by default its folder; one for each, in order.'
 )
 _HOTWORDS = flags.DEFINE_multi_string(
     'hotword', [], 'A word to prefer; may be repeated.'
@@ -46,7 +48,7 @@ _HOTWORDS = flags.DEFINE_multi_string(
 
 
 def main(argv) -> None:
-  rows = tables.parse(argv[1:])
+  rows = tables.parse(argv[1:], names=_NAMES.value)
   for row in rows:
     if len(row.runs) > 1:
       raise ValueError(f'{row.label} has several runs: give it one.')

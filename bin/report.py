@@ -1,9 +1,9 @@
 r"""Shows runs side by side: as a table, and with pictures as one HTML file.
 
-RUN is a run's folder. LABEL=RUN names it in tables and plots, and LABEL=RUN,RUN
-averages the errors of runs that differ in their random seed. Word error rates
-are compared with the first one's by a paired bootstrap over speakers (95 %),
-which does not cover the effect of another seed.
+RUN is a run's folder; RUN,RUN averages the errors of runs that differ in their
+random seed. --name, once for each argument in order, is its name in tables and
+plots. Word error rates are compared with the first one's by a paired bootstrap
+over speakers (95 %), which does not cover the effect of another seed.
 
 With --output_dir it also writes an HTML file that needs no network: first what
 the runs released, then, for the operator only, exact figures of training, test
@@ -11,8 +11,9 @@ speakers and the utterances with the most errors with their transcripts;
 --num_worst=0 leaves these out.
 
 Example:
-  python bin/report.py runs/seed federated=runs/federated_1,runs/federated_2
-  python bin/report.py runs/seed "with DP=runs/private" --output_dir=report
+  python bin/report.py runs/seed runs/federated_1,runs/federated_2 --name=seed \
+      --name=federated
+  python bin/report.py runs/seed runs/private --output_dir=report
 """
 
 from tff_asr import launch
@@ -27,6 +28,9 @@ from tff_asr.reports import tables
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder for report.html and the PNGs; None: no page.'
 )
+_NAMES = flags.DEFINE_multi_string(
+    'name', [], 'Name of a run, by default its folder; one for each, in order.'
+)
 _EVALUATION = flags.DEFINE_string(
     'evaluation', 'test.json', 'What bin/evaluate.py wrote in each run.'
 )
@@ -39,7 +43,9 @@ _NUM_WORST = flags.DEFINE_integer(
 
 
 def main(argv) -> None:
-  rows = tables.parse(argv[1:], evaluation=_EVALUATION.value)
+  rows = tables.parse(
+      argv[1:], names=_NAMES.value, evaluation=_EVALUATION.value
+  )
   found = tables.fitted(tables.overview(rows))
   print('\n\n'.join(map(tables.markdown, found)))
   for line in tables.notes(rows):

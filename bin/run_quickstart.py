@@ -226,7 +226,7 @@ def main(_) -> None:
   _evaluate(list(folders.values()), shards)
   plan.end()
   rows = dict(zip(runs, tables.parse(
-      [f'{_LABELS[run]}={folder}' for run, folder in folders.items()]
+      list(folders.values()), names=[_LABELS[run] for run in folders]
   )))
   _print_tables(rows)
   _print_end(rows, folders, minutes=plan.minutes)

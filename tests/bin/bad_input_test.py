@@ -390,10 +390,11 @@ class BadInputTest(parameterized.TestCase):
       (
           'each_run_is_named',
           'report',
-          ['a=no/a', 'no/b'],
+          ['no/a', 'no/b'],
           ['no/a has no config.gin', 'no/b has no config.gin'],
       ),
-      ('label_twice', 'report', ['a=x', 'a=y'], ["label 'a' is given twice"]),
+      ('name_twice', 'report', ['x', 'y', '--name=a', '--name=a'],
+       ['--name=a is given twice']),
       ('num_worst', 'report', ['x', '--num_worst=-1'], ['num_worst']),
       ('erase_no_run', 'erase_secrets', [], ['--run is needed']),
       (

@@ -227,12 +227,12 @@ class TrainedProgramsTest(absltest.TestCase):
       transcripts.extend(each['text'] for each in answer['hypotheses'])
 
     with mock.patch.object(demo.Server, 'serve_forever', serve):
-      finished = self.run_program(
-          'demo', self.run_dir, f'again={copy}', '--port=0'
-      )
+      finished = self.run_program('demo', self.run_dir, copy, '--port=0')
     self.assertRegex(finished.stdout, r'Open http://127.0.0.1:\d+/ in a bro')
     self.assertEqual(transcripts, [self.evaluated['ann-0']] * 2)
-    finished = in_process.run('bin/demo.py', f'both={self.run_dir},{copy}')
+    finished = in_process.run(
+        'bin/demo.py', f'{self.run_dir},{copy}', '--name=both'
+    )
     self.assertIn('error: both has several runs', finished.stderr)
 
   @language_model_test.needs_packages

@@ -142,23 +142,26 @@ class TablesTest(cases.TestCase):
 
   def test_rows_are_parsed_in_order(self):
     a, b, c = (self.run_(name, 1).path for name in 'abc')
-    rows = tables.parse([f'z = .5={b},{a}', c])
+    rows = tables.parse([f'{b},{a}', c], names=['z = .5', 'y'])
     self.assertEqual(
         [(row.label, [run.name for run in row.runs]) for row in rows],
-        [('z = .5', ['z = .5 1', 'z = .5 2']), ('c', ['c'])],
+        [('z = .5', ['z = .5 1', 'z = .5 2']), ('y', ['y'])],
     )
     self.assertEqual([run.path for run in rows[0].runs], [b, a])
-    (row,) = tables.parse([f'd={c}'])
-    self.assertEqual(row.first.name, 'd')
+    pair, single = tables.parse([f'{b},{a}', c])
+    self.assertEqual((pair.label, single.label), ('b, a', 'c'))
 
   @parameterized.parameters(
-      (['a='], "'a=' has no run"),
-      (['a=x', 'a=y'], "the label 'a' is given twice"),
-      (['x', 'a=y'], 'x has no config.gin.*\n.*y has no config.gin'),
+      (['x', ','], (), "',' has no run"),
+      (['x', 'y,z'], ['a'], '--name: 1 for 2 runs'),
+      (['x'], ['a', 'b'], '--name: 2 for 1 runs'),
+      (['x', 'y'], ['a', 'a'], '--name=a is given twice'),
+      (['x', 'y'], ['a', ''], '--name= is empty'),
+      (['x', 'y'], (), 'x has no config.gin.*\n.*y has no config.gin'),
   )
-  def test_bad_rows(self, texts, message):
+  def test_bad_rows(self, texts, names, message):
     with self.assertRaisesRegex(ValueError, message):
-      tables.parse(texts)
+      tables.parse(texts, names=names)
 
   def test_notes_name_rows_that_differ(self):
     rows = [

@@ -12,6 +12,7 @@ first row has the columns' titles.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 import math
 import re
 import statistics
@@ -103,35 +104,43 @@ class Row(NamedTuple):
 
 
 def parse(
-    texts: Sequence[str], *, evaluation: str = runs_lib.EVALUATION
+    texts: Sequence[str],
+    *,
+    names: Sequence[str] = (),
+    evaluation: str = runs_lib.EVALUATION,
 ) -> list[Row]:
-  """Reads the rows that command-line arguments name.
+  """Reads the rows that command-line arguments give.
 
   Args:
-    texts: RUN or LABEL=RUN,RUN, where RUN is a folder. The label may contain
-      equals signs; it names the run in plots, too.
+    texts: RUN or RUN,RUN, where RUN is a folder.
+    names: What tables and plots call the rows, one for each; none: the runs'
+      folders.
     evaluation: Name of the file that an evaluation wrote in the folders.
 
   Raises:
-    ValueError: An argument names no run, a label is repeated, or as
-      `runs.read`.
+    ValueError: An argument has no run, names are more or fewer than arguments,
+      or one is empty or given twice, or as `runs.read`.
   """
-  paths, labels = [], []
-  for text in texts:
-    # From the right: the label may contain equals signs.
-    label, _, folders = text.rpartition('=')
-    named = [folder for folder in folders.split(',') if folder]
-    if not named:
-      raise ValueError(f'{text!r} has no run: give RUN or LABEL=RUN,RUN.')
-    if label and label in labels:
-      raise ValueError(f'the label {label!r} is given twice.')
-    paths.append(named)
-    labels.append(label)
-  flat = [path for named in paths for path in named]
-  found = iter(runs_lib.read(flat, evaluation=evaluation))
+  paths = [[each for each in text.split(',') if each] for text in texts]
+  if not all(paths):
+    raise ValueError(f'{texts[paths.index([])]!r} has no run: give a folder.')
+  if names and len(names) != len(texts):
+    raise ValueError(
+        f'--name: {len(names)} for {len(texts)} runs. Give one for each, in '
+        'order; runs joined by commas count as one.'
+    )
+  for number, name in enumerate(names):
+    if not name or name in names[:number]:
+      reason = 'given twice' if name else 'empty'
+      raise ValueError(f'--name={name} is {reason}.')
+  found = iter(
+      runs_lib.read(
+          [path for named in paths for path in named], evaluation=evaluation
+      )
+  )
   return [
-      _row(label, [next(found) for _ in named])
-      for label, named in zip(labels, paths)
+      _row(name, [next(found) for _ in named])
+      for name, named in itertools.zip_longest(names, paths, fillvalue='')
   ]
 
 
