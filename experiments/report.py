@@ -32,6 +32,8 @@ class Measured(NamedTuple):
   runs: tables.Row
 
 
+_HOLDS, _NOT_DECIDED = 'holds', 'not decided'
+
 # What is plotted over epsilon, and the ends of the names of its curves.
 _CURVES = {runs_lib.WER: '', runs_lib.WER_WITH_LM: ', with LM'}
 
@@ -197,8 +199,8 @@ def verdict(
   if claim.expected == 0:
     return 'does not hold' if sign else 'no difference is seen'
   if not sign:
-    return f'not decided: the interval holds {100 * claim.margin:g}'
-  return 'holds' if sign == claim.expected else 'the opposite'
+    return f'{_NOT_DECIDED}: the interval holds {100 * claim.margin:g}'
+  return _HOLDS if sign == claim.expected else 'the opposite'
 
 
 def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
@@ -235,7 +237,7 @@ def _section(
   ):
     name = f'{study.name}.png'
     figure = _draw(study, rows)
-    plots.save(figure, os.path.join(plots_dir, name), dpi=90)
+    plots.save(figure, os.path.join(plots_dir, name))
     parts.append(f'![{study.title}]({_PLOTS}/{name})')
   parts += _spreads(rows)
   parts.append(_judged(study, rows))
@@ -382,14 +384,12 @@ def _draw(study: design.Study, rows: Rows) -> plots.Figure:
       lines=lines,
       label=study.x_label,
       value_label='WER % of the test speakers',
+      title=_finding(study, rows, [runs_lib.WER]),
   )
 
 
 def _draw_over_epsilon(study: design.Study, rows: Rows) -> plots.Figure:
-  """Plots error rates over epsilon, also those with a language model.
-
-  Its title is the study's first claim, as it came out.
-  """
+  """Plots error rates over epsilon, also those with a language model."""
   curves = {}
   for measure, suffix in _CURVES.items():
     for each in rows.values():
@@ -407,17 +407,30 @@ def _draw_over_epsilon(study: design.Study, rows: Rows) -> plots.Figure:
   return plots.plot_over_epsilon(
       curves,
       value_label='WER % of the test speakers',
-      title=_finding(study, rows),
+      title=_finding(study, rows, list(_CURVES)),
   )
 
 
-def _finding(study: design.Study, rows: Rows) -> str:
-  """A study's first claim with its interval and verdict; empty: not run."""
-  if not study.claims:
+def _finding(
+    study: design.Study, rows: Rows, measures: Sequence[str]
+) -> str:
+  """The first claim that the rows decide, as a title; empty without claims.
+
+  Args:
+    study: The study.
+    rows: Its rows.
+    measures: The error rates that are plotted; claims on others are left out.
+  """
+  judged = []
+  for claim in study.claims:
+    words, interval = _judge(claim, rows)
+    if interval and claim.measure in measures and claim.baseline is None:
+      judged.append((claim.text.rstrip('.'), words.partition(':')[0]))
+  if not judged:
     return ''
-  words, found = _judge(study.claims[0], rows)
-  text = study.claims[0].text.rstrip('.')
-  return f'{text}: {found} points, {words}' if found else ''
+  decided = [each for each in judged if each[1] != _NOT_DECIDED]
+  text, words = (decided or judged)[0]
+  return text if words == _HOLDS else f'{text}: {words}'
 
 
 def wrap(text: str, **options: str) -> str:

@@ -90,7 +90,7 @@ class PackageTest(absltest.TestCase):
     }
     expected = files('tff_asr', 'py') | files('data_tools', 'py') | {
         'data_tools/sentences.txt', 'tff_asr/reports/demo.html',
-        'tff_asr/reports/page.css',
+        'tff_asr/reports/figures.mplstyle', 'tff_asr/reports/page.css',
     } | {
         f'tff_asr/{path}' for path in files('bin', 'py') | files('gin', 'gin')
     }

@@ -325,22 +325,34 @@ class ReportTest(tiny.TestCase):
         'Not run yet: X (`--studies=y`); X (`--studies=z`).',
     )
 
-  def test_the_title_of_a_plot_over_epsilon_is_the_first_claim(self):
+  def test_the_title_of_a_plot_is_the_first_decided_claim(self):
     self.finish('seed', 6, 8)
     self.finish('federated_1', 4, 6)
+    self.finish('other_1', 2, 9)
     row = tiny.row(seeds=(1,), x=design.EPSILON)
+    other = tiny.row(
+        'other', tiny.FEDERATED.but('other'), seeds=(1,), x=design.EPSILON
+    )
     claims = (
+        design.claim('Undecided.', 'other', -1, 'seed'),
+        design.claim(
+            'With LM.', 'federated', -1, 'seed', measure=runs.WER_WITH_LM
+        ),
         design.claim('Speakers help.', 'federated', -1, 'seed'),
         design.claim('Not so.', 'federated', 1, 'seed'),
     )
     study = tiny.study(
-        tiny.SEED_ROW, row, claims=claims, x_label='epsilon', name='epsilon'
+        tiny.SEED_ROW, row, other, claims=claims, x_label='epsilon',
+        name='epsilon',
     )
     with mock.patch.object(
         plots, 'plot_over_epsilon', wraps=plots.plot_over_epsilon
     ) as drawn:
       self.report(study)
-    self.assertEqual(
-        drawn.call_args.kwargs['title'],
-        'Speakers help: -20.0 (-20.0 to -20.0) points, holds',
-    )
+    self.assertEqual(drawn.call_args.kwargs['title'], 'Speakers help')
+    study = dataclasses.replace(study, claims=claims[:1])
+    with mock.patch.object(
+        plots, 'plot_over_epsilon', wraps=plots.plot_over_epsilon
+    ) as drawn:
+      self.report(study)
+    self.assertEqual(drawn.call_args.kwargs['title'], 'Undecided: not decided')

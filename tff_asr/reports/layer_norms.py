@@ -15,6 +15,9 @@ import numpy as np
 from tff_asr.privacy import clipping
 from tff_asr.reports import runs as runs_lib
 
+ByPart = Mapping[str, Mapping[int, float]]
+"""Norms by part of a block, then by block."""
+
 # Metrics of layers, and what they are of.
 DELTAS = 'layer_norm'
 GRADIENTS = 'layer_gradient_norm'

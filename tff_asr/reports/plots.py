@@ -1,8 +1,7 @@
 """Plots of runs, privacy plans, experiments and corpora, with matplotlib.
 
 Plots of runs are None if no run has the metrics. A mechanism has one colour in
-all plots (`COLORS`), and so has a run in all plots of a report. pyplot is not
-used, because it looks for a display.
+all plots (`style.COLORS`), and so has a run in all plots of a report.
 """
 
 import collections
@@ -10,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 import math
 import os
+import statistics
 import types
 from typing import NamedTuple, Optional
 
 import matplotlib
 from matplotlib import axes as axes_lib
 from matplotlib import axis as axis_lib
-from matplotlib import figure as figure_lib
-from matplotlib import ticker
 import numpy as np
 
 from tff_asr.data import index
@@ -25,43 +23,18 @@ from tff_asr.privacy import privacy_report
 from tff_asr.reports import layer_norms
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
+from tff_asr.reports import style
 
-# Plots are shown at half of their size, so their text is large for their width.
-_WIDTH = 7.6
-_HEIGHT = 3.8
 _PANEL_HEIGHT = 3.0
-_TEXT, _SMALL_TEXT = 11.5, 10.5
-_GRAY = '#767b85'
 _COLUMNS = 3
-_LEGEND_COLUMNS = 5
-# Of a legend's text.
-_CHARACTERS_PER_INCH = 12
 # Names of more layers would overlap.
 _MAX_NAMED_LAYERS = 60
 # Each point is an accounting of its own.
 _POINTS_PER_DECADE = 6
 _LINES = ('--', ':', '-.')
 
-# Okabe and Ito's colours, which people with a colour deficiency can tell apart,
-# less yellow.
-PALETTE = (
-    '#0072b2', '#e69f00', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#8c6d46',
-)
-COLORS: Mapping[str, str] = {
-    'dim': PALETTE[0],  # Clipping by layer, which most runs use.
-    'Poisson': PALETTE[0],
-    'global': PALETTE[1],
-    'uniform': PALETTE[2],
-    'BLT': PALETTE[3],
-    'banded': PALETTE[4],
-    'distributed': PALETTE[5],
-    'no DP': PALETTE[6],
-    'public': '#4b5260',
-}
-"""Colours of mechanisms by their names in tables and settings."""
-
 Runs = Sequence[runs_lib.Run]
-Figure = figure_lib.Figure
+Figure = style.Figure
 
 
 class Point(NamedTuple):
@@ -107,11 +80,11 @@ def epsilons(runs: Runs) -> Optional[Figure]:
   targets = {run.settings.get('TARGET_EPSILON', 'None') for run in runs}
   for axes in figure.axes:
     for target in sorted(map(float, targets - {'None'})):
-      axes.axhline(target, color=_GRAY, linestyle=':', linewidth=1.2)
+      axes.axhline(target, color=style.GRAY, linestyle=':', linewidth=1.2)
       axes.annotate(
           f'target {target:g}', (1, target), ha='right', va='bottom',
-          xycoords=('axes fraction', 'data'), color=_GRAY,
-          fontsize=_SMALL_TEXT,
+          xycoords=('axes fraction', 'data'), color=style.GRAY,
+          fontsize=style.SMALL_TEXT,
       )
     _set_epsilon_axis(axes.yaxis, axes.set_yscale, axes.set_ylim)
   return figure
@@ -165,35 +138,39 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
     return None
   names = sorted(before)
   heights = np.arange(len(names))
-  figure, (left, right) = _figure(
+  figure, (left, right) = style.figure(
       1, 2,
-      height=max(_HEIGHT, 0.19 * min(len(names), 4 * _MAX_NAMED_LAYERS) + 1),
+      height=max(
+          _PANEL_HEIGHT, 0.19 * min(len(names), 4 * _MAX_NAMED_LAYERS) + 1
+      ),
+      title=f'{style.escape(run.name)} (not private)',
       sharey=True, gridspec_kw={'width_ratios': [3, 1]},
   )
   left.plot(
-      [before[n] for n in names], heights, 'o', color=PALETTE[0],
+      [before[n] for n in names], heights, 'o', color=style.PALETTE[0],
       label='before clipping',
   )
   if after:
     left.plot(
         [after.get(n, math.nan) for n in names],
-        heights, '|', color=PALETTE[1], markersize=9, markeredgewidth=2,
+        heights, '|', color=style.PALETTE[1], markersize=9, markeredgewidth=2,
         label='after clipping',
     )
   # A logarithmic axis cannot show a norm of 0.
   if all(value > 0 for value in before.values()):
     left.set_xscale('log')
   left.set_xlabel("norm of a client's update (mean)")
-  left.legend(fontsize=_SMALL_TEXT)
+  left.legend(fontsize=style.SMALL_TEXT)
   right.barh(
-      heights, [100 * shares.get(n, math.nan) for n in names], color=PALETTE[0]
+      heights,
+      [100 * shares.get(n, math.nan) for n in names],
+      color=style.PALETTE[0],
   )
   right.set_xlim(0, 100)
   right.set_xlabel('clients clipped, %')
-  left.set_yticks(heights, list(map(_text, names)), fontsize='x-small')
+  left.set_yticks(heights, list(map(style.escape, names)), fontsize='x-small')
   # The first layer is on top.
   left.set_ylim(len(names) - 0.5, -0.5)
-  figure.suptitle(f'{_text(run.name)} (not private)', fontsize=_TEXT)
   return figure
 
 
@@ -214,10 +191,10 @@ def norms_by_block(runs: Runs) -> Optional[Figure]:
   if not found:
     return None
   columns = max(map(len, found.values()))
-  figure, grid = _figure(
-      len(found), columns, width=max(_WIDTH, _PANEL_HEIGHT * columns),
-      height=max(_HEIGHT, _PANEL_HEIGHT * len(found)), squeeze=False,
-      sharey='row',
+  figure, grid = style.figure(
+      len(found), columns, width=2.4 + _PANEL_HEIGHT * columns,
+      height=0.5 + _PANEL_HEIGHT * len(found),
+      title=_spread_of_norms(found), squeeze=False, sharey='row',
   )
   for row, (metric, shown) in zip(grid, found.items()):
     row[0].set_ylabel(f'norm of {layer_norms.TITLES[metric]}')
@@ -228,13 +205,43 @@ def norms_by_block(runs: Runs) -> Optional[Figure]:
         axes.set_axis_off()
         continue
       for part, blocks in parts.items():
-        axes.plot(*_points(blocks), 'o-', markersize=3, label=_text(part))
+        axes.plot(
+            *_points(blocks), 'o-', markersize=3, label=style.escape(part)
+        )
       axes.set_yscale('log')
-      axes.set_title(f'{_text(run.name)} (not private)', fontsize=_TEXT)
+      axes.set_title(f'{style.escape(run.name)} (not private)')
       axes.set_xlabel('block')
-      axes.xaxis.set_major_locator(_whole_numbers())
-  _legend(figure, grid.flat)
+      axes.xaxis.set_major_locator(style.whole_numbers())
+    # Panels of a row share their axis, so ticks fit all of its curves.
+    style.set_plain_ticks(row[0].yaxis)
+    style.name_curves(row[len(shown) - 1])
   return figure
+
+
+def _spread_of_norms(
+    found: Mapping[str, Sequence[tuple[object, layer_norms.ByPart]]],
+) -> str:
+  """Says by how much norms differ between parts of a block, and by depth."""
+  by_part, by_depth = [], []
+  for _, parts in itertools.chain(*found.values()):
+    # A layer that is not trained has a norm of 0.
+    moved = [
+        norms for blocks in parts.values() if (norms := list(blocks.values()))
+        and min(norms) > 0
+    ]
+    if moved:
+      by_part.append(list(map(statistics.geometric_mean, moved)))
+      by_depth += moved
+  if not by_part:
+    return ''
+  part, depth = (
+      max(max(norms) / min(norms) for norms in each)
+      for each in (by_part, by_depth)
+  )
+  return (
+      f'Norms differ up to {part:.1f} times between the parts of a block, and '
+      f'up to {depth:.1f} times between the blocks'
+  )
 
 
 def speakers(runs: Runs) -> Optional[Figure]:
@@ -242,14 +249,14 @@ def speakers(runs: Runs) -> Optional[Figure]:
   shown = [run for run in runs if run.speakers]
   if not shown:
     return None
-  figure, axes = _figure()
+  figure, axes = style.figure()
   for run in shown:
     rates = [each.rate for each in speakers_lib.sorted_by_wer(run)]
     _plot_people(
-        axes, rates, color=color_of(runs, run), label=_text(run.name)
+        axes, rates, color=color_of(runs, run), label=style.escape(run.name)
     )
   _set_axes_of_people(axes, 'speakers')
-  _legend(figure, [axes])
+  style.name_curves(axes)
   return figure
 
 
@@ -262,23 +269,35 @@ def personalization(runs: Runs) -> Optional[Figure]:
   shown = [run for run in runs if speakers_lib.fully_adapted_people(run)]
   if not shown:
     return None
-  figure, axes = _figure()
+  figure, axes = style.figure()
   for run in shown:
     people = speakers_lib.fully_adapted_people(run).values()
-    for column, style, label in (
-        (0, '.--', f'{run.name}, before'), (-1, '.-', f'{run.name}, after')
-    ):
+    name = '' if len(shown) == 1 else f'{run.name}, '
+    for column, marker, label in ((0, '.--', 'before'), (-1, '.-', 'after')):
       rates = [each['errors'][column] / each['words'] for each in people]
       _plot_people(
           axes,
           sorted(rates),
-          style=style,
+          marker=marker,
           color=color_of(runs, run),
-          label=_text(label),
+          label=style.escape(name + label),
       )
   _set_axes_of_people(axes, 'people')
-  _legend(figure, [axes])
+  style.name_curves(axes)
+  if len(shown) == 1:
+    style.set_title(figure, _who_gains(shown[0]))
   return figure
+
+
+def _who_gains(run: runs_lib.Run) -> str:
+  """Says how many people have fewer errors after they adapted, and more."""
+  people = speakers_lib.fully_adapted_people(run).values()
+  changes = [each['errors'][-1] - each['errors'][0] for each in people]
+  fewer, more = sum(c < 0 for c in changes), sum(c > 0 for c in changes)
+  return (
+      f'Their own copy of the model makes fewer errors for {fewer:,} of '
+      f'{len(changes):,} people, and more for {more:,}'
+  )
 
 
 def private_evaluations(runs: Runs) -> Optional[Figure]:
@@ -290,8 +309,8 @@ def private_evaluations(runs: Runs) -> Optional[Figure]:
   if not found:
     return None
   num_rows, columns = _grid_shape(len(found))
-  figure, grid = _figure(
-      num_rows, columns, height=max(_HEIGHT, _PANEL_HEIGHT * num_rows),
+  figure, grid = style.figure(
+      num_rows, columns, height=max(3.6, _PANEL_HEIGHT * num_rows),
       squeeze=False,
   )
   for axes, (run, each) in itertools.zip_longest(
@@ -308,12 +327,11 @@ def private_evaluations(runs: Runs) -> Optional[Figure]:
         # Counts are at least 0, as is the lower end.
         yerr=[np.minimum(counts, each['bin_half_width']),
               np.full(len(counts), each['bin_half_width'])],
-        error_kw={'ecolor': _GRAY, 'elinewidth': 1},
+        error_kw={'ecolor': style.GRAY, 'elinewidth': 1},
     )
     axes.set_title(
-        f'{_text(run.name)}, epsilon '
-        f'{privacy_report.format_epsilon(each["epsilon"])}',
-        fontsize=_TEXT,
+        f'{style.escape(run.name)}, epsilon '
+        f'{privacy_report.format_epsilon(each["epsilon"])}'
     )
     axes.set_xlim(0, 100)
     axes.set_xlabel('WER of a person, %')
@@ -332,14 +350,14 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
   is_private = lambda run: run.rounds and math.isfinite(run.epsilon)
   if not any(is_private(run) for run, _ in measured):
     return None
-  figure, axes = _figure()
+  figure, axes = style.figure()
   for run, (rate, _) in measured:
-    style = {'color': color_of(runs, run), 'label': _text(run.name)}
+    options = {'color': color_of(runs, run), 'label': style.escape(run.name)}
     if is_private(run):
-      axes.plot(run.epsilon, 100 * rate, 'o', **style)
+      axes.plot(run.epsilon, 100 * rate, 'o', **options)
     else:
-      style['label'] += '' if run.is_public else ' (no DP)'
-      axes.axhline(100 * rate, linestyle='--', linewidth=1, **style)
+      options['label'] += '' if run.is_public else ' (no DP)'
+      axes.axhline(100 * rate, linestyle='--', linewidth=1, **options)
   _mark_useful_epsilon(axes.axvline)
   # Marks at the border would be cut.
   axes.margins(x=0.08, y=0.15)
@@ -350,7 +368,7 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
   )
   sets = sorted({name for _, (_, name) in measured})
   axes.set_ylabel(f'WER on the {" or ".join(sets)}, %')
-  _legend(figure, [axes])
+  style.legend(figure, [axes])
   return figure
 
 
@@ -384,8 +402,9 @@ def epsilon_by_population(
     raise ValueError('there is no finite epsilon to plot.')
   # A decade further than the largest that was asked for.
   last = 10 * max(populations)
-  figure, axes = _figure(height=4.5)
+  figure, axes = style.figure(height=4.5)
   is_shared = len({(noise, rounds) for _, noise, rounds in curves}) == 1
+  by_cohort = {}
   for (cohort_size, sigma_mean, rounds), marked in curves.items():
     marks = _by_population(marked)
     decades = math.log10(last / min(marks))
@@ -397,28 +416,46 @@ def epsilon_by_population(
             marked[0], populations=[round(each) for each in grid]
         )
     )
-    (line,) = axes.plot(*_points(curve))
-    axes.plot(*_points(marks), 'o', color=line.get_color())
     settings = f'noise {sigma_mean}, {rounds:,} rounds'
-    axes.annotate(
-        f'cohort {cohort_size:,}' + ('' if is_shared else f'\n{settings}'),
-        (last, curve[max(curve)]), (6, 0), textcoords='offset points',
-        color=line.get_color(), fontsize=_SMALL_TEXT, va='center',
-        annotation_clip=False,
+    (line,) = axes.plot(
+        *_points(curve),
+        label=f'cohort {cohort_size:,}'
+        + ('' if is_shared else f'\n{settings}'),
     )
+    by_cohort[cohort_size] = curve
+    axes.plot(*_points(marks), 'o', color=line.get_color())
   _mark_useful_epsilon(axes.axhline)
+  axes.text(
+      0.01, 0.93 * privacy_report.MAX_USEFUL_EPSILON, 'NOT PRIVATE above',
+      transform=axes.get_yaxis_transform(), va='top', color=style.GRAY,
+      fontsize=style.SMALL_TEXT,
+  )
   axes.set_xscale('log')
   axes.set_yscale('log')
-  _set_plain_ticks(axes.xaxis)
-  _set_plain_ticks(axes.yaxis)
+  style.set_plain_ticks(axes.xaxis)
+  style.set_plain_ticks(axes.yaxis)
   axes.set_xlabel('population (speakers)')
   axes.set_ylabel(f'epsilon at delta {results[0].delta:g}')
-  axes.set_title(
-      'Noise on the mean kept' + (f' ({settings})' if is_shared else '')
-      + f'; {privacy_report.ASSUMED}',
-      fontsize=_TEXT,
-  )
+  style.name_curves(axes)
+  conditions = 'Noise on the mean kept'
+  if is_shared:
+    conditions = f'{_who_is_private(by_cohort)}\n{conditions}: {settings}'
+  style.set_title(figure, f'{conditions}; {privacy_report.ASSUMED}')
   return figure
+
+
+def _who_is_private(curves: Mapping[int, Mapping[int, float]]) -> str:
+  """Says which cohort and population are the first with a useful epsilon."""
+  limit = privacy_report.MAX_USEFUL_EPSILON
+  for cohort_size in sorted(curves):
+    fits = [p for p, e in curves[cohort_size].items() if e <= limit]
+    if fits:
+      people = round(float(f'{min(fits):.2g}'))
+      return (
+          f'Epsilon {limit:g} takes cohorts of {cohort_size:,} and about '
+          f'{people:,} people'
+      )
+  return f'No cohort of these comes to epsilon {limit:g}'
 
 
 def plot_points(
@@ -426,6 +463,7 @@ def plot_points(
     *,
     label: str,
     value_label: str,
+    title: str = '',
     lines: Mapping[str, float] = types.MappingProxyType({}),
 ) -> Figure:
   """Plots measurements against one variable, in panels of a grid.
@@ -435,58 +473,37 @@ def plot_points(
       with error bars.
     label: Label of the variable.
     value_label: Label of the vertical axes.
+    title: What the figure shows, in a sentence.
     lines: Values by name, as horizontal lines in each panel.
   """
   num_rows, columns = _grid_shape(len(panels))
-  figure, grid = _figure(
-      num_rows, columns, width=max(6.4, 3.2 * columns),
-      height=max(3.6, 2.6 * num_rows + 0.4), squeeze=False, sharey=True,
+  num_names = len(lines) + max(map(len, panels.values()))
+  figure, grid = style.figure(
+      num_rows, columns, width=max(7.2, 3.2 * columns),
+      # With room for the names of curves.
+      height=max(3.6, 2.6 * num_rows + 0.4, 1.6 + 0.36 * num_names),
+      title=title, squeeze=False, sharey=True,
   )
-  for axes, (title, series) in itertools.zip_longest(
+  for axes, (panel, series) in itertools.zip_longest(
       grid.flat, panels.items(), fillvalue=('', None)
   ):
     if series is None:  # The last row of the grid may not be full.
       axes.set_axis_off()
       continue
-    axes.set_title(title, fontsize=_TEXT)
+    axes.set_title(panel)
     axes.set_xlabel(label)
-    for (name, value), style in zip(lines.items(), itertools.cycle(_LINES)):
+    for (name, value), dashes in zip(lines.items(), itertools.cycle(_LINES)):
       axes.axhline(
-          value, color=_GRAY, linestyle=style, linewidth=1.2, label=name
+          value, color=style.GRAY, linestyle=dashes, linewidth=1.2, label=name
       )
     _plot_series(axes, series)
-  figure.supylabel(value_label, fontsize=_TEXT)
+  for row in grid:
+    row[0].set_ylabel(value_label)
   if len(panels) == 1:
-    _label_ends(grid[0, 0], {
-        **{name: (value, _GRAY) for name, value in lines.items()},
-        **{
-            name: (points[-1].value, _curve_colors(series)[name])
-            for name, points in series.items() if name
-        },
-    })
+    style.name_curves(grid[0, 0])
   else:
-    _legend(figure, grid.flat)
+    style.legend(figure, grid.flat)
   return figure
-
-
-def _label_ends(
-    axes: axes_lib.Axes, ends: Mapping[str, tuple[float, str]]
-) -> None:
-  """Writes names of curves at the right, at the heights where they end.
-
-  Args:
-    axes: The panel; it is complete.
-    ends: The last value and the colour of each curve.
-  """
-  low, high = axes.get_ylim()
-  # Names of curves that end close to each other are moved apart.
-  gap, height = 0.075 * (high - low), -math.inf
-  for name, (value, color) in sorted(ends.items(), key=lambda end: end[1][0]):
-    height = max(value, height + gap)
-    axes.annotate(
-        _text(name), (1.01, height), xycoords=('axes fraction', 'data'),
-        color=color, fontsize=_SMALL_TEXT, va='center', annotation_clip=False,
-    )
 
 
 def _plot_series(
@@ -511,13 +528,13 @@ def _plot_series(
         [point.value for point in points],
         yerr=[point.deviation for point in points],
         # Categories have no order, so no line joins them.
-        fmt='o' if words else 'o-', markersize=5, capsize=3,
+        fmt='o' if words else 'o-', capsize=3,
         color=colors[name], label=name or None,
     )
   if words:
     axes.set_xticks(list(words.values()), list(words))
   else:
-    _set_log_axis(axes, xs)
+    style.set_log_axis(axes, xs)
 
 
 def plot_over_epsilon(
@@ -536,66 +553,57 @@ def plot_over_epsilon(
     value_label: Label of the vertical axis.
     title: What the figure shows, in a sentence.
   """
-  figure, axes = _figure(width=7.5, height=_HEIGHT)
+  figure, axes = style.figure(title=title)
   finite = [x for points in curves.values() for x, _ in points if x < math.inf]
   last = max(10.0, math.ceil(max(finite, default=0.0) / 2) * 2.0)
   no_dp = 1.15 * last
   colors = _curve_colors(name.partition(',')[0] for name in curves)
-  ends = {}
   for name, points in curves.items():
     stem, _, suffix = name.partition(',')
     color = colors[stem]
     xs, ys = zip(*sorted((min(x, no_dp), y) for x, y in points))
     axes.plot(
-        xs, ys, 'o--' if suffix else 'o-', color=color, markersize=5, label=name
+        xs, ys, 'o--' if suffix else 'o-', color=color,
+        label=style.escape(name),
     )
-    ends[name] = (xs[-1], ys[-1], color)
   axes.set_ylim(bottom=0)
-  # Names of curves that end close to each other are moved apart.
-  gap, height = 0.065 * axes.get_ylim()[1], -math.inf
-  for name, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
-    height = max(y, height + gap)
-    axes.annotate(
-        _text(name), (x, height), (6, 0), textcoords='offset points',
-        color=color, fontsize=_SMALL_TEXT, va='center', annotation_clip=False,
-    )
   ticks = np.linspace(0, last, 6)
   axes.set_xticks([*ticks, no_dp], [*(f'{x:g}' for x in ticks), 'no DP'])
-  # Room for the names.
-  axes.set_xlim(-0.03 * last, 1.55 * last)
+  axes.set_xlim(-0.03 * last, 1.03 * no_dp)
   axes.set_xlabel('epsilon')
   axes.set_ylabel(value_label)
-  axes.set_title(title, loc='left', fontsize='medium', wrap=True)
+  style.name_curves(axes)
   return figure
 
 
-def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
+def save(figure: Figure, path: str) -> None:
   """Writes a plot in the format of the file's ending (.png, .svg, .pdf)."""
-  figure.savefig(path, dpi=dpi)
+  figure.savefig(path)
 
 
 def color_of(runs: Runs, run: runs_lib.Run) -> str:
   """Returns the colour of a run among runs, as `#rrggbb`.
 
-  It is that of the run's mechanism in `COLORS`, unless an earlier run has it.
+  It is that of the run's mechanism in `style.COLORS`, unless an earlier run has
+  it.
   """
   runs = list(runs)
-  if len(runs) > len(PALETTE):
+  if len(runs) > len(style.PALETTE):
     rgb = matplotlib.colormaps['turbo'](runs.index(run) / (len(runs) - 1))
     return '#' + ''.join(f'{round(255 * part):02x}' for part in rgb[:3])
   mechanisms = list(map(mechanism, runs))
   firsts = {name: mechanisms.index(name) for name in reversed(mechanisms)}
-  taken = {COLORS[name] for name in firsts}
-  others = iter(color for color in PALETTE if color not in taken)
+  taken = {style.COLORS[name] for name in firsts}
+  others = iter(color for color in style.PALETTE if color not in taken)
   colors = [
-      COLORS[name] if firsts[name] == number else next(others)
+      style.COLORS[name] if firsts[name] == number else next(others)
       for number, name in enumerate(mechanisms)
   ]
   return colors[runs.index(run)]
 
 
 def mechanism(run: runs_lib.Run) -> str:
-  """Returns the key of `COLORS` that fits a run's settings."""
+  """Returns the key of `style.COLORS` that fits a run's settings."""
   if run.unit == 'step' and not run.rounds:
     return 'public'
   if not run.rounds.get('noise_multiplier'):
@@ -608,15 +616,17 @@ def mechanism(run: runs_lib.Run) -> str:
     if name.lower() in noise:
       return name
   split = run.settings.get('CLIP_SPLIT', '').strip("'")
-  return split if split in COLORS else 'dim'
+  return split if split in style.COLORS else 'dim'
 
 
 def _curve_colors(names: Iterable[str]) -> dict[str, str]:
   """Returns colours of curves: of mechanisms, or else the next free one."""
   names = list(dict.fromkeys(names))
-  taken = {COLORS[name] for name in names if name in COLORS}
-  free = itertools.cycle([c for c in PALETTE if c not in taken] or PALETTE)
-  return {name: COLORS.get(name) or next(free) for name in names}
+  taken = {style.COLORS[name] for name in names if name in style.COLORS}
+  free = itertools.cycle(
+      [c for c in style.PALETTE if c not in taken] or style.PALETTE
+  )
+  return {name: style.COLORS.get(name) or next(free) for name in names}
 
 
 def audio_by_client(folders: Sequence[str]) -> Figure:
@@ -625,7 +635,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
   Args:
     folders: Folders of shards.
   """
-  figure, axes = _figure()
+  figure, axes = style.figure()
   minutes = {}
   for folder in folders:
     corpus, clients, _ = index.read(folder)
@@ -642,7 +652,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
         label=f'{name}: {len(values):,} clients, {values.sum() / 60:,.1f} h',
     )
   axes.set_xscale('log')
-  _set_plain_ticks(axes.xaxis)
+  style.set_plain_ticks(axes.xaxis)
   axes.set_xlabel('minutes of audio of a client')
   axes.set_ylabel('clients')
   axes.legend()
@@ -655,13 +665,13 @@ def _plot_people(
     *,
     color: str,
     label: str,
-    style: str = '.-',
+    marker: str = '.-',
 ) -> None:
   """Plots rates of people, from best to worst."""
   axes.plot(
       100 * (np.arange(len(rates)) + 0.5) / len(rates),
       100 * np.array(rates),
-      style,
+      marker,
       color=color,
       label=label,
   )
@@ -669,9 +679,9 @@ def _plot_people(
 
 def _set_axes_of_people(axes: axes_lib.Axes, people: str) -> None:
   """Labels the axes, and shades the tenth with the highest rates."""
-  axes.axvspan(90, 100, color=_GRAY, alpha=0.15, linewidth=0)
-  axes.text(89, 0.94, 'worst tenth', ha='right', fontsize=_SMALL_TEXT,
-            color=_GRAY, transform=axes.get_xaxis_transform())
+  axes.axvspan(90, 100, color=style.GRAY, alpha=0.15, linewidth=0)
+  axes.text(89, 0.94, 'worst tenth', ha='right', fontsize=style.SMALL_TEXT,
+            color=style.GRAY, transform=axes.get_xaxis_transform())
   axes.set_xlim(0, 100)
   axes.set_xlabel(f'{people} from best to worst, %')
   axes.set_ylabel('WER of each, %')
@@ -686,15 +696,10 @@ def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
   return None if last is None else (last, 'dev set')
 
 
-def _text(name: str) -> str:
-  """Escapes dollars, which matplotlib would parse as formulas."""
-  return name.replace('$', r'\$')
-
-
 def _mark_useful_epsilon(draw: Callable[..., object]) -> None:
   """Draws a line where epsilon is too large to protect anyone."""
   draw(
-      privacy_report.MAX_USEFUL_EPSILON, color=_GRAY, linestyle=':',
+      privacy_report.MAX_USEFUL_EPSILON, color=style.GRAY, linestyle=':',
       linewidth=1.2,
   )
 
@@ -731,8 +736,8 @@ def _over_time(
     return None
   # All share one vertical axis, so that their values can be compared.
   num_rows, columns = _grid_shape(len(shown))
-  figure, panels = _figure(
-      num_rows, columns, height=max(_HEIGHT, _PANEL_HEIGHT * num_rows),
+  figure, panels = style.figure(
+      num_rows, columns, height=max(3.6, _PANEL_HEIGHT * num_rows),
       squeeze=False, sharey=True,
   )
   for panel in panels.flat[len(shown) :]:
@@ -742,24 +747,23 @@ def _over_time(
       rounds, heights = _points(_finite(run, name))
       panel.plot(
           rounds, scale * np.array(heights), 'o-', markersize=3,
-          color=color_of(runs, run), label=_text(run.name),
+          color=color_of(runs, run), label=style.escape(run.name),
       )
     is_exact = any(f'not_private/{name}' in run.metrics for run in found)
     panel.set_title(
-        metrics[name] + (' (not private)' if is_exact else ''),
-        fontsize=_TEXT,
+        metrics[name] + (' (not private)' if is_exact else '')
     )
     panel.set_yscale(yscale)
     if yscale == 'log':
-      _set_plain_ticks(panel.yaxis)
+      style.set_plain_ticks(panel.yaxis)
     panel.set_xlabel(
         f'{unit} ({"federated" if unit == "round" else "central"})'
     )
     # Rounds and steps are whole numbers.
-    panel.xaxis.set_major_locator(_whole_numbers())
+    panel.xaxis.set_major_locator(style.whole_numbers())
   for row in panels:
     row[0].set_ylabel(label)
-  _legend(figure, panels.flat)
+  style.legend(figure, panels.flat)
   return figure
 
 
@@ -767,71 +771,6 @@ def _grid_shape(num_panels: int) -> tuple[int, int]:
   """Rows and columns of a grid for a number of panels."""
   columns = min(_COLUMNS, num_panels)
   return -(-num_panels // columns), columns
-
-
-def _figure(
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    width: float = _WIDTH,
-    height: float = _HEIGHT,
-    **options,
-) -> tuple[Figure, axes_lib.Axes | np.ndarray]:
-  """Creates a figure and its panels, with grids."""
-  # Constrained layout makes room for the legends outside of the panels.
-  figure = figure_lib.Figure(figsize=(width, height), layout='constrained')
-  panels = figure.subplots(rows, columns, **options)
-  for panel in np.atleast_1d(panels).flat:
-    panel.grid(alpha=0.25)
-    panel.set_axisbelow(True)
-    panel.spines[['top', 'right']].set_visible(False)
-    panel.set_prop_cycle(color=PALETTE)
-    panel.tick_params(labelsize=_SMALL_TEXT)
-    for axis in (panel.xaxis, panel.yaxis):
-      axis.label.set_size(_TEXT)
-  return figure, panels
-
-
-def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
-  """Adds one legend for all panels, below them."""
-  handles = {}
-  for panel in panels:
-    for handle, text in zip(*panel.get_legend_handles_labels()):
-      # One entry for a run that is in several panels.
-      handles.setdefault(text, handle)
-  if handles:
-    # As many columns of the longest name, with its mark, as have room.
-    widest = max(map(len, handles)) + 6
-    room = int(_CHARACTERS_PER_INCH * figure.get_figwidth() / widest)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc='outside lower center',
-        ncols=max(1, min(len(handles), room, _LEGEND_COLUMNS)),
-        fontsize=_SMALL_TEXT,
-        frameon=False,
-    )
-
-
-def _whole_numbers() -> ticker.Locator:
-  """Returns ticks at round whole numbers."""
-  return ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
-
-
-def _set_log_axis(axes: axes_lib.Axes, xs: Iterable[float]) -> None:
-  """Makes an axis logarithmic, with ticks at its numbers if they are round."""
-  axes.set_xscale('log')
-  xs = list(xs)
-  if any(float(f'{x:.2g}') != x for x in xs):
-    _set_plain_ticks(axes.xaxis)
-    return
-  marks: list[float] = []
-  for x in sorted(xs):
-    # Labels of closer numbers would overlap.
-    if not marks or x > 1.08 * marks[-1]:
-      marks.append(x)
-  axes.set_xticks(marks, [f'{x:g}' for x in marks])
-  axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def _set_epsilon_axis(
@@ -844,19 +783,7 @@ def _set_epsilon_axis(
     set_limits(0)
   else:
     set_scale('log')
-    _set_plain_ticks(axis)
-
-
-def _set_plain_ticks(axis: axis_lib.Axis) -> None:
-  """Labels a logarithmic axis with plain round numbers, once it is drawn on."""
-  low, high = axis.get_view_interval()
-  if high < 10 * low:
-    axis.set_major_locator(ticker.MaxNLocator(5))
-  else:
-    subs = (1, 2, 5) if high < 500 * low else (1,)
-    axis.set_major_locator(ticker.LogLocator(subs=subs))
-  axis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f'{x:,.10g}'))
-  axis.set_minor_locator(ticker.NullLocator())
+    style.set_plain_ticks(axis)
 
 
 def _finite(run: runs_lib.Run, name: str) -> dict[int, float]:
