@@ -56,6 +56,10 @@ class PagesTest(parameterized.TestCase):
   def test_links_lead_somewhere(self, page):
     self.assertEqual(broken(page, page.read_text('utf-8')), [])
 
+  @parameterized.parameters(*_PAGES)
+  def test_no_marks_of_a_merge_are_left(self, page):
+    self.assertNotRegex(page.read_text('utf-8'), '(?m)^(<{7}|>{7}) ')
+
   def test_broken_links_are_found(self):
     page = layers.ROOT / 'docs' / 'index.md'
     text = '# A b, c\n[1](#a-b-c) [2](#a) [3](runs.md) [4](x.md) [5](../../x)'
