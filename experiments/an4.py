@@ -108,7 +108,7 @@ def _claims(
   )
   return (
       make(f'{text}.', runs_lib.WER),
-      make(f'{text}, with the LM.', runs_lib.WER_WITH_LM),
+      make(f'{text}.', runs_lib.WER_WITH_LM),
   )
 
 
@@ -182,11 +182,10 @@ _ENCODER = design.Study(
     ),
     remark=(
         "ESPnet's recipe (https://github.com/espnet/espnet, egs2/an4/asr1) "
-        'reports 7.6 %, and 7.4 % with a language model. It trains a '
-        'transformer with CTC and an attention decoder from scratch, on 848 '
-        "utterances with speed perturbation, and decodes AN4's own test part "
-        'of 773 words: a seed here has 362 utterances, a federated run 407 '
-        'more.'
+        'reports 7.6 %, and 7.4 % with an LM, of a transformer with CTC and an '
+        'attention decoder from scratch, on 848 utterances with speed '
+        "perturbation and AN4's own test part of 773 words: a seed here has "
+        '362 utterances, a federated run 407 more.'
     ),
 )
 
@@ -244,11 +243,10 @@ _NOISE = design.Study(
         ),
     ),
     remark=(
-        "Averages of the last rounds' weights gave no gain: over six runs with "
-        'a constant rate (dim, noise of .4 and 3.1, seeds 1 to 3) the mean of '
-        'the last 5 was +.0 points of WER from the last round (-.4 to +.7), '
-        'that of the last 10 -.1 (-.7 to +.3); with the LM +.0 and +.0. So '
-        'they are not part of the library.'
+        "Averages of the last rounds' weights gave no gain and are not part of "
+        'the library: over six runs with a constant rate (dim, noise of .4 and '
+        '3.1, seeds 1 to 3) the last 5 gave +.0 points (-.4 to +.7), the last '
+        '10 -.1 (-.7 to +.3); with the LM +.0 and +.0.'
     ),
 )
 
@@ -321,23 +319,22 @@ _INTRODUCTION = """\
 # Recorded voices in miniature
 
 What federated training on recorded voices gives, with noise and without, from
-random weights and from a public encoder. `experiments/run.py` makes everything
-and writes this page:
+random weights and from a public encoder. This makes everything and writes this
+page; `--test=FOLDER` adds AN4's own test part:
 
     python -m experiments.run --suite=an4 --source=AN4_FOLDER
 
 The speech is AN4's training part: 74 people spelling words and reading numbers
 and commands; 28 are public, 32 private, 4 for tuning (dev) and 10 for testing
-(718 words), outside all training data. `--test=FOLDER` adds AN4's own test part
-to each table. The language model (LM) is of the public speakers' transcripts.
-Whisper's training data may contain AN4.
+(718 words), outside all training data. The language model (LM) is of the public
+speakers' transcripts. Whisper's training data may contain AN4. At 32 speakers
+no epsilon is a guarantee: all runs are NOT PRIVATE.
 
-Rates are means over runs that differ in their random seed, with the standard
-deviation. Differences come with a 95 % interval over test speakers and random
-seeds (`linear_contrast` in `tff_asr/metrics/confidence.py`); a claim whose
-interval contains 0 is not decided. Noise is (noise norm) / C of the noise on
-the mean, sqrt(D) z / S. At 32 speakers no epsilon is a guarantee: all runs are
-NOT PRIVATE. Seconds are wall-clock time while other jobs ran.
+Rates are means over random seeds, with the standard deviation. Differences come
+with a 95 % interval over test speakers and random seeds (`linear_contrast` in
+`tff_asr/metrics/confidence.py`); a claim is not decided if it contains 0, or
+the claim's margin. Noise is (noise norm) / C of the noise on the mean,
+sqrt(D) z / S. Seconds are wall-clock time while other jobs ran.
 """
 
 SUITE = design.Suite(

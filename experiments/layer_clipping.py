@@ -561,26 +561,26 @@ _INTRODUCTION = """\
 # What clipping and noise leave of the server's step
 
 Does clipping by layer help, when, and why? `experiments/layer_clipping.py`
-measures it and writes this page:
+measures it without training, and writes this page:
 
     {command}
 
-No model is trained with noise here. A model's weights are fixed, and
-{clients:,} private clients of the generated corpus
-([population.md](population.md)) train from them, one local step each unless
-stated otherwise. Their deltas are clipped and averaged over cohorts of
-{cohort}, and noise is added to the mean. Tables state its norm as (noise norm)
-/ C; the paper's are .05 and .16. The server's optimizer takes {rounds} such
-means from the same weights; its last step is compared with the one that it
-takes from means that are neither clipped nor noised. C is a share of the
-clients' median norm, and the same for all ways to divide it, so the guarantee
-is the same, too.
+A model's weights are fixed, and {clients:,} private clients of the generated
+corpus ([population.md](population.md)) train from them, one local step each
+unless stated otherwise. Their deltas are clipped and averaged over cohorts of
+{cohort}, and noise is added to the mean, whose norm is stated as (noise norm) /
+C; the paper's are .05 and .16. The server's optimizer takes {rounds} such means
+from the same weights; its last step is compared with the one that it takes from
+means that are neither clipped nor noised. C is an eighth of the clients' median
+norm unless stated otherwise, and the same for all ways to divide it, so the
+guarantee is the same, too.
 
 *Gain* is how far a step goes along the clean mean (their inner product over the
 step's norm), over how far the undisturbed step goes: the share of the
-first-order fall of the loss that is left at equal length. ± is the standard
-deviation over {replicates} replicates, each with other clients and other noise.
-Differences are paired by replicate; an interval is Student's, 95 %."""
+first-order fall of the loss that is left at equal length. Tables list it for
+`global` / `uniform` / `dim`, as the mean of {replicates} replicates, each with
+other clients and other noise; + or -: `dim` is ahead of or behind `global`, by
+Student's 95 % interval of paired differences."""
 
 
 def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
@@ -603,39 +603,48 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
           replicates=_NUM_REPLICATES,
           rounds=_NUM_ROUNDS,
       ),
-      f'## What holds\n\nOf {len(measured)} states, those in which `dim` is'
-      " ahead or behind in the gain of LAMB's\nstep, by its interval; C an"
-      ' eighth of the median norm.\n\n' + tables.markdown(_verdicts(measured))
-      + (f'\n\n{report_lib.wrap(absent)}' if missing else ''),
-      '## Models\n\nCosine: of the clipped mean with the clean one, before'
-      ' noise; C an eighth of the\nmedian norm.\n\n'
-      + tables.markdown(_models(measured)),
-      "## LAMB's step, by noise\n\nGain, with C an eighth of the median norm."
-      '\n\n' + tables.markdown(_gains(
-          measured,
-          'noise',
-          {f'{each:g}': {'noise': each} for each in _NOISES},
-      ))
-      + '\n\n![Gain by noise](results/layer_clipping.png)',
-      '## By optimizer\n\nGain at (noise norm) / C of .63, C an eighth of the'
-      " median norm. *Mean* is the\nlast cohort's mean itself, as SGD without"
-      ' momentum takes it. The large epsilon of\nLAMB is 100 C / sqrt(D).\n\n'
-      + tables.markdown(_gains(
-          measured, 'step', {each: {'step': each} for each in _STEPS}
+      '## What holds',
+      report_lib.wrap(
+          f'Of {len(measured)} states, those in which `dim` is ahead or behind '
+          "in the gain of LAMB's step, by its interval:"
+      ),
+      tables.markdown(_verdicts(measured)),
+      report_lib.wrap(absent) if missing else '',
+      "## Gain of LAMB's step, by (noise norm) / C",
+      tables.markdown(_gains(
+          measured, {f'{each:g}': {'noise': each} for each in _NOISES}
       )),
-      "## By clip\n\nGain of LAMB's step at (noise norm) / C of .63, by C over"
-      ' the median norm.\n\n' + tables.markdown(_gains(
-          measured,
-          'C',
-          {f'{each:.3g}': {'clip': each} for each in _CLIPS},
-      )),
-      '## Why\n\nNorm of the noise over that of the clipped mean, by layer, at'
-      ' (noise norm) / C of\n.63 and C an eighth of the median norm: the'
-      ' worst, the median and the best layer.\nLAMB scales the step of each'
-      ' layer separately, so a layer that is mostly noise\nmoves as far as'
-      ' one that is mostly signal.\n\n' + tables.markdown(_layers(measured)),
+      report_lib.wrap(_uncertainty(measured)),
+      '![Gain by noise](results/layer_clipping.png)',
+      '## By optimizer and by clip',
+      report_lib.wrap(
+          'At (noise norm) / C of .63. *Mean* is the last cohort\'s mean '
+          'itself, as SGD without momentum takes it. The large epsilon of LAMB '
+          'is 100 C / sqrt(D).'
+      ),
+      tables.markdown(_gains(measured, {
+          **{each: {'step': each} for each in _STEPS if each != _MAIN_STEP},
+          **{
+              f'lamb, C = {each:.3g} median norm': {'clip': each}
+              for each in _CLIPS
+              if each != _MAIN_CLIP
+          },
+      })),
+      '## Why',
+      report_lib.wrap(
+          'LAMB scales the step of each layer separately, so a layer that is '
+          'mostly noise moves as far as one that is mostly signal. Norm of the '
+          'noise over that of the clipped mean, by layer, at (noise norm) / C '
+          'of .63: the worst, the median and the best layer.'
+      ),
+      tables.markdown(_layers(measured)),
+      report_lib.wrap(
+          'Models, the share of layers that is clipped, and the cosine of the '
+          'clipped mean with the clean one, before noise:'
+      ),
+      tables.markdown(_models(measured)),
   ]
-  files.write_text(path, '\n\n'.join(sections) + '\n')
+  files.write_text(path, '\n\n'.join(filter(None, sections)) + '\n')
 
 
 def _save_plot(
@@ -695,11 +704,6 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
   return float(np.mean(values)), float(np.std(values, ddof=1))
 
 
-def _shown(values: Sequence[float]) -> str:
-  mean, deviation = _spread(values)
-  return f'{mean:.2f} ± {deviation:.2f}'
-
-
 def _difference(
     first: Sequence[float], second: Sequence[float]
 ) -> confidence.Interval:
@@ -731,46 +735,59 @@ def _sign(found: Mapping[str, Any], other: str, noise: float) -> int:
 
 def _models(measured: Mapping[str, Any]) -> tables.Table:
   rows = [[
-      'model', 'parameters', 'layers', 'median norm',
-      *(f'layers clipped, {split}' for split in _SPLITS),
-      *(f'cosine, {split}' for split in _SPLITS),
+      'model', 'parameters', 'layers', 'median norm', 'layers clipped, %',
+      'cosine',
   ]]
   for name, found in measured.items():
+    means = lambda quantity, found=found: [
+        np.mean(_select(found, quantity, split)) for split in _SPLITS
+    ]
     rows.append([
         name,
         f'{found["num_elements"]:,}',
         str(found['num_layers']),
         f'{found["median_norm"]:.3g}',
-        *(
-            f'{100 * np.mean(_select(found, "layers_clipped", split)):.0f} %'
-            for split in _SPLITS
-        ),
-        *(
-            f'{np.mean(_select(found, "bias", split)):.3f}'
-            for split in _SPLITS
-        ),
+        ' / '.join(f'{100 * each:.0f}' for each in means('layers_clipped')),
+        ' / '.join(f'{each:.3f}' for each in means('bias')),
     ])
   return rows
 
 
 def _gains(
-    measured: Mapping[str, Any], title: str, cases: Mapping[str, dict[str, Any]]
+    measured: Mapping[str, Any], cases: Mapping[str, dict[str, Any]]
 ) -> tables.Table:
-  """Gains by split: cases are names to arguments of `_select`."""
-  rows = [['model', title, *_SPLITS, 'dim - global (95 %)']]
+  """Gains of the splits: cases are titles to arguments of `_select`."""
+  rows = [['model', *cases]]
   for name, found in measured.items():
-    for case, which in cases.items():
-      gains = {
-          split: _select(found, 'gain', split, **which) for split in _SPLITS
-      }
-      gap = _difference(gains['dim'], gains['global'])
-      rows.append([
-          name,
-          case,
-          *map(_shown, gains.values()),
-          report_lib.shown(gap, 2),
-      ])
+    rows.append([name, *(_gain(found, which) for which in cases.values())])
   return rows
+
+
+def _gain(found: Mapping[str, Any], which: Mapping[str, Any]) -> str:
+  """The gains of a case, and whether `dim` is ahead of `global` or behind."""
+  gains = [_select(found, 'gain', split, **which) for split in _SPLITS]
+  gap = _difference(gains[-1], gains[0])
+  mark = ' +' if gap.low > 0 else ' -' if gap.high < 0 else ''
+  return ' / '.join(f'{np.mean(each):.2f}' for each in gains) + mark
+
+
+def _uncertainty(measured: Mapping[str, Any]) -> str:
+  """How far replicates differ, in all tables of gains."""
+  deviations, widths = [], []
+  for found in measured.values():
+    for clip, noise, step in _cases():
+      gains = [
+          _select(found, 'gain', split, clip=clip, noise=noise, step=step)
+          for split in _SPLITS
+      ]
+      deviations += [_spread(each)[1] for each in gains]
+      gap = _difference(gains[-1], gains[0])
+      widths.append((gap.high - gap.low) / 2)
+  return (
+      'Replicates of this and the next table have standard deviations of at '
+      f'most {max(deviations):.2f}, and intervals of `dim` - `global` reach at '
+      f'most {max(widths):.2f} from their middle.'
+  )
 
 
 def _layers(measured: Mapping[str, Any]) -> tables.Table:

@@ -170,15 +170,14 @@ _PRIVACY = design.Study(
         ),
     ),
     remark=(
-        'Each row is one run, so intervals cover the test speakers only: other '
-        'cohorts and noise change a run, too. **From the public encoder, gains '
-        'with the LM are not shown to be those of private speakers:** the '
-        'control with its logits times .6, the same model greedily, has 8.8 % '
-        'WER with the LM, since the beam search keeps more candidates of less '
-        'sharp outputs; at that factor epsilon 1 and 4 have 9.7 and 9.6 %, and '
-        'no DP 8.7. From scratch the factor is worse for both: 12.4 % for the '
-        'control, and 14.2 at epsilon 4.9. '
-        'Claims are therefore judged greedily.'
+        'Each row is one run: other cohorts and noise change it, too. **From '
+        'the public encoder, gains with the LM are not shown to be those of '
+        'private speakers**, and claims are judged greedily: the beam search '
+        'keeps more candidates of less sharp outputs. With its logits times '
+        '.6, which changes nothing greedily, the control has 8.8 % with the '
+        'LM, epsilon 1 and 4 have 9.7 and 9.6 %, no DP 8.7. From scratch the '
+        'factor is worse for both: 12.4 % for the control, 14.2 at epsilon '
+        '4.9.'
     ),
 )
 
@@ -190,25 +189,21 @@ SUITE = design.Suite(
 # Generated speech at population scale
 
 What differential privacy costs on 12,000 generated speakers: from scratch and
-from a public encoder, with and without a language model (LM).
-`experiments/run.py` writes this page from the folders of its runs:
+from a public encoder, with and without a language model (LM). This makes
+everything and writes this page:
 
     python -m experiments.run --suite=population
 
-**Speech.** The quickstart's corpus: eSpeak NG speaks everyday sentences of
-1,147 words ([Generated speech](data.md#generated-speech)) in 12,000 private
-voices with 2 utterances each, 64 public with 20, 32 dev with 6 and 100 test
-with 10 (6,752 words, of which 2.4 % occur in no public sentence). It is not
-human speech. The LM is a trigram model of the public transcripts; its weights
-are tuned for each run on the dev speakers.
-
-**Epsilon** is that of the run itself, by PLD at delta 1e-5, for a speaker with
-all recordings. It covers neither the data of the public encoder nor the choice
-of settings.
-
-**Intervals** (95 %) cover the test speakers and, where rows have several random
-seeds (mean +- standard deviation), other cohorts and noise. A claim is judged
-by its interval, without a correction for their number.
+The speech is the quickstart's: eSpeak NG speaks everyday sentences of 1,147
+words ([Generated speech](data.md#generated-speech)) in 12,000 private voices
+with 2 utterances each, 64 public with 20, 32 dev with 6 and 100 test with 10
+(6,752 words, of which 2.4 % occur in no public sentence). It is not human
+speech. The LM is a trigram model of the public transcripts; its weights are
+tuned for each run on the dev speakers. Epsilon is that of the run itself, by
+PLD at delta 1e-5, for a speaker with all recordings; it covers neither the data
+of the public encoder nor the choice of settings. Intervals (95 %) cover the
+test speakers; a claim is judged by its interval, without a correction for their
+number.
 """,
     evaluation='quickstart_evaluate',
     shards='{}',

@@ -34,6 +34,8 @@ class Measured(NamedTuple):
 
 _HOLDS, _NOT_DECIDED = 'holds', 'not decided'
 
+# Columns of claims, by what they are of.
+_MEASURES = {runs_lib.WER: 'WER', runs_lib.WER_WITH_LM: 'WER with LM'}
 # What is plotted over epsilon, and the ends of the names of its curves.
 _CURVES = {runs_lib.WER: '', runs_lib.WER_WITH_LM: ', with LM'}
 
@@ -56,8 +58,7 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   suite = folders.suite
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots_dir, exist_ok=True)
-  claims, sections = [['', 'claim', *suite.tests.values()]], []
-  not_run = []
+  sections, not_run, measured = [], [], []
   for study in suite.studies:
     by_test = {
         test: _measure_all(study, test=test, folders=folders)
@@ -66,24 +67,80 @@ def write(*, folders: jobs.Folders, path: str) -> None:
     if not any(by_test.values()):
       not_run.append(f'{study.title} (`--studies={study.name}`)')
       continue
-    for claim in study.claims:
-      claims.append([
-          study.name,
-          claim.text,
-          *(_judge(claim, rows)[0] for rows in by_test.values()),
-      ])
+    measured.append((study, by_test))
     sections.append(
         _section(study, by_test, folders=folders, plots_dir=plots_dir)
     )
   parts = [
       suite.introduction.rstrip('\n'),
       '## What holds',
-      tables.markdown(claims),
+      tables.markdown(_claim_table(measured, tests=suite.tests)),
       *sections,
+      *_notes(measured),
   ]
   if not_run:
     parts.append(wrap(f'Not run yet: {"; ".join(not_run)}.'))
   files.write_text(path, '\n\n'.join(parts) + '\n')
+
+
+def _claim_table(
+    measured: Sequence[tuple[design.Study, Mapping[str, Rows]]],
+    *,
+    tests: Mapping[str, str],
+) -> tables.Table:
+  """Verdicts and intervals: a row a text, a column a test part and measure."""
+  words: dict[str, dict[tuple[str, str], str]] = {}
+  for study, by_test in measured:
+    for claim in study.claims:
+      cells = words.setdefault(claim.text, {})
+      for test, rows in by_test.items():
+        cells[test, claim.measure] = ': '.join(
+            filter(None, _judge(claim, rows))
+        )
+  columns = {
+      (test, measure): ', '.join(filter(None, (
+          # Of one part, the page says which.
+          title if _num_measured(measured, tests) > 1 else '',
+          f'{_MEASURES[measure]}, points (95 %)',
+      )))
+      for test, title in tests.items()
+      if any(by_test[test] for _, by_test in measured)
+      for measure in _MEASURES
+      if any((test, measure) in cells for cells in words.values())
+  }
+  return [
+      ['claim', *columns.values()],
+      *(
+          [text, *(cells.get(column, '') for column in columns)]
+          for text, cells in words.items()
+      ),
+  ]
+
+
+def _num_measured(
+    measured: Sequence[tuple[design.Study, Mapping[str, Rows]]],
+    tests: Mapping[str, str],
+) -> int:
+  """How many test parts have a measured row."""
+  return sum(any(by_test[test] for _, by_test in measured) for test in tests)
+
+
+def _notes(
+    measured: Sequence[tuple[design.Study, Mapping[str, Rows]]]
+) -> list[str]:
+  """The language models and rules of comparison of all rows."""
+  models, rules = {}, {}
+  for _, by_test in measured:
+    for rows in by_test.values():
+      models |= dict.fromkeys(_language_models(rows))
+      rules |= dict.fromkeys(
+          each.runs.first.normalization for each in rows.values()
+      )
+  return [
+      wrap(f'{title}: {"; ".join(filter(None, found))}.')
+      for title, found in (('Normalised', rules), ('LM', models))
+      if any(found)
+  ]
 
 
 def _measure_all(
@@ -199,12 +256,12 @@ def verdict(
   if claim.expected == 0:
     return 'does not hold' if sign else 'no difference is seen'
   if not sign:
-    return f'{_NOT_DECIDED}: the interval holds {100 * claim.margin:g}'
+    return _NOT_DECIDED
   return _HOLDS if sign == claim.expected else 'the opposite'
 
 
 def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
-  """A claim in words, by whether its interval holds zero; and the interval."""
+  """The verdict on a claim, and its interval; '' if it is not measured."""
   found = _contrast(claim.weights, rows, claim.measure, claim.baseline)
   return verdict(found, claim), '' if found is None else tables.interval(found)
 
@@ -216,19 +273,14 @@ def _section(
     folders: jobs.Folders,
     plots_dir: str,
 ) -> str:
-  """One study's: its tables and claims by test part, its plot and remark."""
+  """One study's: its tables by test part, its plot and remark."""
   first, *others = by_test
   rows = by_test[first]
   parts = [
       f'## {study.title}',
       wrap(study.question),
-      f'    {folders.suite.command} --studies={study.name}',
+      tables.markdown(_table(study, rows)),
   ]
-  parts.append(tables.markdown(_table(study, rows)))
-  if rules := {each.runs.first.normalization for each in rows.values()} - {''}:
-    parts.append(wrap(f'Normalised: {"; ".join(sorted(rules))}.'))
-  if models := _language_models(rows):
-    parts.append(wrap(f'LM: {"; ".join(models)}.'))
   absent = [row.label for row in study.rows if row.label not in rows]
   if absent:
     parts.append(wrap(f'Not run yet: {"; ".join(absent)}.'))
@@ -239,43 +291,30 @@ def _section(
     figure = _draw(study, rows)
     plots.save(figure, os.path.join(plots_dir, name))
     parts.append(f'![{study.title}]({_PLOTS}/{name})')
-  parts += _spreads(rows)
-  parts.append(_judged(study, rows))
   for test in others:
     if by_test[test]:
       parts += [
           f'{folders.suite.tests[test]}:',
           tables.markdown(_table(study, by_test[test])),
-          _judged(study, by_test[test]),
       ]
-  parts.append(wrap(study.remark))
   num_trained = sum(folders.is_trained(run) for run in study.runs)
-  parts.append(f'{num_trained} runs.')
+  text = f'{num_trained} runs (`--studies={study.name}`){_spreads(rows)}.'
+  parts.append(wrap(' '.join(filter(None, (text, study.remark)))))
   return '\n\n'.join(filter(None, parts))
 
 
-def _spreads(rows: Rows) -> list[str]:
+def _spreads(rows: Rows) -> str:
   """How much a random seed changes, for each kind of rows."""
-  parts = []
-  for kind in dict.fromkeys(each.row.kind for each in rows.values()):
-    if samples := _samples(rows, kind=kind):
-      deviation = 100 * math.sqrt(_seed_variance(rows, kind=kind))
-      of = f' {kind}' if kind else ''
-      parts.append(wrap(
-          f'Another random seed changes a run{of} by {deviation:.1f} points: '
-          f'the standard deviation of {len(samples)} rows together, which '
-          'intervals include.'
-      ))
-  return parts
-
-
-def _judged(study: design.Study, rows: Rows) -> str:
-  """The claims on rows that are measured, with intervals and verdicts."""
-  judged = [(claim, *_judge(claim, rows)) for claim in study.claims]
-  return '\n'.join(
-      wrap(f'- {claim.text} {found}: **{words}**.', subsequent_indent='  ')
-      for claim, words, found in judged
-      if found
+  found = [
+      f'{kind} {100 * math.sqrt(_seed_variance(rows, kind=kind)):.1f}'.strip()
+      for kind in dict.fromkeys(each.row.kind for each in rows.values())
+      if _samples(rows, kind=kind)
+  ]
+  if not found:
+    return ''
+  return (
+      '; standard deviation of a run over random seeds, which intervals '
+      f'include: {", ".join(found)} points'
   )
 
 
@@ -434,7 +473,7 @@ def _finding(
 
 
 def wrap(text: str, **options: str) -> str:
-  """Text in lines of 80 characters, words and links whole."""
+  """Text in lines of 88 characters, words and links whole."""
   return textwrap.fill(
-      text, width=80, break_long_words=False, break_on_hyphens=False, **options
+      text, width=88, break_long_words=False, break_on_hyphens=False, **options
   )

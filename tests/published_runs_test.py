@@ -1,5 +1,6 @@
 """The published runs: settings of gin/experiments, rows of docs/recipe.md."""
 
+from collections.abc import Mapping
 import re
 import shlex
 from typing import NamedTuple
@@ -93,7 +94,7 @@ _CENTRAL = {
 
 
 # Letters of the columns of docs/recipe.md that are settings; other letters stand
-# for a part of "differs by".
+# for a part of the run or of "differs by".
 _SETTING_COLUMNS = {'S': 'COHORT_SIZE', 'z': 'NOISE_MULTIPLIER'}
 # Such a column's title, or a value after a word error rate.
 _LETTER = re.compile(r'([A-Za-z]) = (\S+)')
@@ -162,23 +163,33 @@ def _read_rows() -> list[_Row]:
       row = dict(zip(names, cells, strict=True))
       for name, cell in row.items():
         if cell and (name == 'WER' or _LETTER.fullmatch(name)):
-          wer, _, value = cell.partition(', ')
-          settings = re.findall('`(.+?)`', row.get('differs by', ''))
-          for letter, setting in _LETTER.findall(f'{name} {value}'):
-            if letter in _SETTING_COLUMNS:
-              settings.append(f'{_SETTING_COLUMNS[letter]} = {setting}')
-            else:
-              settings = [
-                  re.sub(rf'\b{letter}\b', lambda _, s=setting: s, each)
-                  for each in settings
-              ]
-          found.append(_Row(
-              f'Table {row["table"]}', row['run'], row['file'].strip('`'),
-              tuple(settings),
-              wer if re.match(r'\d', cell) else cell,
-              row.get('source', source),
-          ))
+          found += [
+              _read_cell(row, name, each, source) for each in cell.split('; ')
+          ]
   return found
+
+
+def _read_cell(
+    row: Mapping[str, str], name: str, cell: str, source: str
+) -> _Row:
+  """The run of one word error rate of a cell."""
+  wer, _, value = cell.partition(', ')
+  run = row['run']
+  settings = re.findall('`(.+?)`', row.get('differs by', ''))
+  for letter, setting in _LETTER.findall(f'{name} {value}'):
+    if letter in _SETTING_COLUMNS:
+      settings.append(f'{_SETTING_COLUMNS[letter]} = {setting}')
+    else:
+      replace = lambda text, x=letter, to=setting: re.sub(
+          rf'(?<![A-Za-z]){x}(?![A-Za-z])', lambda _: to, text
+      )
+      run, settings = replace(run), list(map(replace, settings))
+  return _Row(
+      f'Table {row["table"]}', run, row['file'].strip('`'),
+      tuple(settings),
+      wer if re.match(r'\d', cell) else cell,
+      row.get('source', source),
+  )
 
 
 def _commands(run: str, arguments: str) -> list[_Command]:

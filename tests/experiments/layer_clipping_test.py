@@ -104,8 +104,16 @@ class LayerClippingTest(cases.TestCase):
     layer_clipping.write({'small': found, 'other': found}, path=path)
     with open(path, encoding='utf-8') as file:
       text = file.read()
-    for noise in layer_clipping._NOISES:
-      self.assertIn(f'| small | {noise:<5g} |', text)
+    rows = [line.split('|')[1:-1] for line in text.splitlines()]
+    titles = [' '.join(each).split() for each in rows]
+    noises = [f'{noise:g}' for noise in layer_clipping._NOISES]
+    self.assertIn(['model', *noises], titles)
+    # One of each of four tables a state, with its gains in the first two.
+    for name in ('small', 'other'):
+      found = [row for row in rows if row and row[0].strip() == name]
+      self.assertLen(found, 4)
+      for cell in (*found[0][1:], *found[1][1:]):
+        self.assertRegex(cell.strip(), r'^(-?\d\.\d\d( / )?){3}( [-+])?$')
     self.assertNotIn('nan', text)
     self.assertGreater(
         os.path.getsize(self.path('results', 'layer_clipping.png')), 1000
