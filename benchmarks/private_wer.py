@@ -8,13 +8,15 @@ of the sum many times, each time under a new key, as `bin/evaluate.py --private`
 does once for everyone in one round. Smaller numbers of people are drawn from
 the file's at random, once for each number.
 
+  shift      what --max_words and the limit of 1 on a rate change, without noise
   noise      the command's forecast of the noise's 95 % error, before it starts
   error      95 % of draws were at most this far from the exact rate
-  median     the same for the rate that half of the people do not exceed
   covered    the share of draws whose 95 % interval held the exact rate
+  median     `error` of the rate that half of the people do not exceed
+  covered    and how often its interval held it
 
-The interval is of the noise, and not of what MAX_WORDS changes. The command
-refuses an evaluation whose forecast is above 25 points.
+The interval is of the noise, and not of the shift. The command refuses an
+evaluation whose forecast is above 25 points.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -36,7 +38,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.programs import private_evaluation
+from tff_asr.programs import evaluation_rounds
 from tff_asr.reports import tables
 
 
@@ -45,13 +47,15 @@ class Found(NamedTuple):
 
   Attributes:
     error: 95 % of the draws' word error rates are within this of the exact one.
-    median_error: The same for the median of people's rates.
     covered: Share of intervals that hold the exact word error rate.
+    median_error: As `error`, of the median of people's rates.
+    median_covered: As `covered`, of that median.
   """
 
   error: float
-  median_error: float
   covered: float
+  median_error: float
+  median_covered: float
 
 
 def read_counts(path: str) -> np.ndarray:
@@ -105,19 +109,32 @@ def measure(
   has_rate = words >= vectors.min_words
   median = np.median(np.minimum(errors[has_rate] / words[has_rate], 1))
   differences, covered = [], []
+  holds = lambda interval, value: interval.low <= value <= interval.high
   for _ in range(draws):
     state = queries.set_noise_key(initial, keys.draw())
     noised, _, _ = query.get_noised_result(total, state)
     found = vectors.estimate(
         noised['sum'].numpy(), stddev=noise_multiplier, num_people=len(counts)
     )
-    rate = found.word_error_rate
-    covered.append(rate.low <= exact <= rate.high)
-    differences.append(
-        [rate.estimate - exact, found.quantiles[0.5].estimate - median]
-    )
+    rate, half = found.word_error_rate, found.quantiles[0.5]
+    covered.append([holds(rate, exact), holds(half, median)])
+    differences.append([rate.estimate - exact, half.estimate - median])
   error, median_error = np.quantile(np.abs(differences), 0.95, axis=0)
-  return Found(error, median_error, float(np.mean(covered)))
+  share, median_share = np.mean(covered, axis=0)
+  return Found(error, share, median_error, median_share)
+
+
+def shift(counts: np.ndarray, vectors: private_wer.PersonVectors) -> float:
+  """Returns what limits change of the word error rate, without noise.
+
+  Args:
+    counts: Errors and words by person, int64 [N, 2].
+    vectors: The limits.
+  """
+  errors, words = counts[counts[:, 1] >= vectors.min_words].T
+  weights = np.minimum(words, vectors.max_words)
+  limited = (np.minimum(errors / words, 1) * weights).sum() / weights.sum()
+  return float(limited - counts[:, 0].sum() / counts[:, 1].sum())
 
 
 def table(
@@ -132,7 +149,7 @@ def table(
   """Rows by number of people and epsilon; rates in points.
 
   Raises:
-    ValueError: The evaluation has fewer people than a row.
+    ValueError: There are fewer people than in a row.
   """
   if max(numbers) > len(counts):
     raise ValueError(
@@ -141,7 +158,8 @@ def table(
     )
   generator = np.random.default_rng(1)
   cells = [[
-      'people', 'epsilon', 'exact WER %', 'noise', 'error', 'median', 'covered'
+      'people', 'epsilon', 'exact WER %', 'shift', 'noise', 'error', 'covered',
+      'median', 'covered',
   ]]
   samples = {
       number: generator.permutation(counts)[:number] for number in numbers
@@ -161,9 +179,12 @@ def table(
           noise_multiplier=noise_multiplier, num_people=number
       )
       exact = people[:, 0].sum() / people[:, 1].sum()
-      row = [f'{number:,}', f'{epsilon:g}', _points(exact), _points(half_width)]
-      if half_width > private_evaluation.MAX_HALF_WIDTH:
-        cells.append([*row, 'refused', '', ''])
+      row = [
+          f'{number:,}', f'{epsilon:g}', _points(exact),
+          _points(shift(people, vectors)), _points(half_width),
+      ]
+      if half_width > evaluation_rounds.MAX_HALF_WIDTH:
+        cells.append([*row, 'refused', '', '', ''])
         continue
       found = measure(
           people,
@@ -174,8 +195,9 @@ def table(
       cells.append([
           *row,
           _points(found.error),
-          _points(found.median_error),
           f'{100 * found.covered:.0f} %',
+          _points(found.median_error),
+          f'{100 * found.median_covered:.0f} %',
       ])
   return cells
 
@@ -210,7 +232,7 @@ if __name__ == '__main__':
   flags.DEFINE_list('epsilons', ['0.1', '0.5', '1'], 'Epsilons.')
   flags.DEFINE_float('delta', 1e-5, 'Delta.')
   flags.DEFINE_integer(
-      'max_words', 13, 'Words for which a person counts.', lower_bound=1
+      'max_words', 17, 'Words for which a person counts.', lower_bound=1
   )
   flags.DEFINE_integer('draws', 200, 'Draws a row.', lower_bound=2)
   launch.run(main)

@@ -44,12 +44,26 @@ class PrivateWerTest(cases.TestCase):
     self.assertBetween(found.error, 0.0346 * 0.7, 0.0346 * 1.3)
     # .95 +- 4 standard deviations of .0154.
     self.assertBetween(found.covered, 0.88, 1.0)
+    # A half of the rates is .2, the other .3.
+    self.assertGreater(found.median_covered, 0.88)
 
   def test_almost_no_noise_is_almost_exact(self):
     found = self.measure(40, 1e-4)
     self.assertLess(found.error, 1e-3)
     # Half of a bin, and the noise.
     self.assertLessEqual(found.median_error, 0.051)
+
+  def test_the_shift_by_hand(self):
+    # 5 of 5, 2 of 10, 4 of 20 and, left out, 1 of 4 words: 12 of 39 in all.
+    counts = np.array([[5, 5], [2, 10], [4, 20], [1, 4]])
+    # Weights 5, 10 and 10: 5 + 2 + 2 of 25 words.
+    self.assertAlmostEqual(
+        benchmark.shift(counts, _VECTORS), 9 / 25 - 12 / 39
+    )
+    # A rate above 1 counts as 1: 5 of 15.
+    self.assertAlmostEqual(
+        benchmark.shift(np.array([[7, 5], [0, 10]]), _VECTORS), 5 / 15 - 7 / 15
+    )
 
   def test_a_row_for_each_number_and_epsilon(self):
     titles, *rows = benchmark.table(
@@ -66,9 +80,10 @@ class PrivateWerTest(cases.TestCase):
         [['20', '1'], ['60', '1'], ['20', '8'], ['60', '8']],
     )
     # z of epsilon 1 is about 3.7 for a sum: 1.96 * 3.7 * 2.24 / 20 = .8.
-    self.assertGreater(float(rows[0][3]), 25)
-    self.assertEqual(rows[0][4:], ['refused', '', ''])
-    self.assertLess(float(rows[3][3]), 25)
+    self.assertEqual(rows[0][3], '0.00')
+    self.assertGreater(float(rows[0][4]), 25)
+    self.assertEqual(rows[0][5:], ['refused', '', '', ''])
+    self.assertLess(float(rows[3][4]), 25)
     self.assertNotIn('', rows[3])
 
   def test_more_people_than_there_are(self):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests import seen
 from tests.bin import in_process
 from tests.bin import programs
 from tff_asr.recognition import recognizer
+from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
 
 _EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
@@ -100,6 +102,35 @@ class TrainFederatedTest(cases.TestCase):
         check=False,
     )
     self.assertEqual(finished.returncode, 0, finished.stderr)
+
+  def test_the_page_s_evaluations_of_private_people_during_training(self):
+    page = (programs.ROOT / 'docs/evaluation.md').read_text('utf-8')
+    (command,) = re.findall(
+        r'python (bin/train_federated\.py (?:.*\\\n)+.*)\n', page
+    )
+    program, *flags = shlex.split(command.replace('\\\n', ''))
+    settings = (
+        *programs.write_tiny(self.path('shards')),
+        programs.FROZEN,
+        'EVALUATOR = None',
+        'NUM_ROUNDS = 4',
+        'PRIVATE_EVALUATE_EVERY = 2',
+        # Of two people.
+        'EVALUATION_NOISE_MULTIPLIER = 0.1',
+    )
+    finished = in_process.run(
+        program,
+        *flags,
+        f'--output_dir={self.run_dir}',
+        *(f'--gin_param={each}' for each in settings),
+    )
+    self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertIn(', private people WER ', finished.stderr)
+    self.assertEqual(
+        run_dir.read_ledger(self.run_dir).releases['evaluation'][0].count, 2
+    )
+    rates = metrics_file.read(os.path.join(self.run_dir, run_dir.METRICS))
+    self.assertEqual(list(rates['noised_word_error_rate_low']), [2, 4])
 
   def test_as_a_notebook_runs_it_the_model_can_be_used(self):
     page = (programs.ROOT / 'README.md').read_text('utf-8')

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -27,6 +28,7 @@ from tff_asr.privacy import queries
 from tff_asr.privacy import privacy_report
 from tff_asr.programs import central
 from tff_asr.programs import dry_run
+from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
@@ -49,27 +51,32 @@ class DryRunTest(cases.TestCase):
     settings = (
         *programs.write_tiny(self.path('shards')),
         'NOISE_MULTIPLIER = 10.0', 'NUM_ROUNDS = 50', 'DELTA = 1e-5',
-        'TARGET_EPSILON = 1.0',
+        'TARGET_EPSILON = 1.0', 'PRIVATE_EVALUATE_EVERY = 10',
+        'EVALUATION_NOISE_MULTIPLIER = 20.0',
     )
-    finished = in_process.run(
-        'bin/train_federated.py',
-        '--dry_run',
-        f'--output_dir={self.root}/run',
-        '--gin_file=gin/experiments/quickstart_federated_dp.gin',
-        *(f'--gin_param={setting}' for setting in settings),
-    )
+    # Two people are too few for any figure: the limit is set aside.
+    with mock.patch.object(evaluation_rounds, 'MAX_HALF_WIDTH', 100.0):
+      finished = in_process.run(
+          'bin/train_federated.py',
+          '--dry_run',
+          f'--output_dir={self.root}/run',
+          '--gin_file=gin/experiments/quickstart_federated_dp.gin',
+          '--gin_file=gin/programs/private_evaluation_rounds.gin',
+          *(f'--gin_param={setting}' for setting in settings),
+      )
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertFalse(os.path.exists(self.path('run')))
+    group = functools.partial(
+        accounting.RoundGroup,
+        sampling=accounting.Sampling(
+            kind='poisson', cohort_size=2, population=3
+        ),
+    )
 
-    def epsilon(count):
-      rounds = accounting.RoundGroup(
-          sampling=accounting.Sampling(
-              kind='poisson', cohort_size=2, population=3
-          ),
-          noise_multiplier=10.0,
-          count=count,
-      )
-      return accounting.epsilon([rounds], delta=1e-5)
+    def epsilon(count, noise_multiplier=10.0):
+      rounds = group(noise_multiplier=noise_multiplier, count=count)
+      evaluations = group(noise_multiplier=20.0, count=count // 10)
+      return accounting.epsilon([rounds, evaluations], delta=1e-5)
 
     last = max(count for count in range(1, 51) if epsilon(count) <= 1)
     self.assertLess(last, 50)
@@ -80,13 +87,29 @@ class DryRunTest(cases.TestCase):
         '3 kept',
         'rounds:       50 at most',
         '2 of 3 speakers (poisson)',
-        f'{privacy_report.format_epsilon(epsilon(50))} (RDP) at the end; TARGET_EPSILON = 1 '
-        f'ends the run after {last}, at delta 1e-05\n',
+        f'{privacy_report.format_epsilon(epsilon(50))} (RDP) at the end; '
+        f'TARGET_EPSILON = 1 ends the run after {last} (for all of them, '
+        'NOISE_MULTIPLIER = ',
+        '), at delta 1e-05\n',
+        # 1.96 * 20 * hypot(1 / sqrt(.4), .5 / sqrt(.1)) / 2 = 43.8.
+        'evaluations:  5 at most, of as many people each; the noise moves the '
+        'WER by up to 4382.6 points (95 %); ',
     ):
       self.assertIn(part, finished.stdout)
+    (enough,) = re.findall(r'NOISE_MULTIPLIER = ([\d.]+)', finished.stdout)
+    self.assertLessEqual(epsilon(50, float(enough)), 1)
+    # It is rounded up to three digits.
+    self.assertGreater(epsilon(50, float(enough) - 0.11), 1)
+    alone = accounting.epsilon(
+        [group(noise_multiplier=20.0, count=5)], delta=1e-5
+    )
+    self.assertIn(
+        f'{privacy_report.format_epsilon(alone)} (RDP) for them alone\n',
+        finished.stdout,
+    )
     self.assertNotIn('NOT PRIVATE', finished.stdout)
     self.assertNotIn('NUM_ROUNDS', finished.stdout)
-    self.assertLessEqual(finished.stdout.count('\n'), 10)
+    self.assertLessEqual(finished.stdout.count('\n'), 11)
 
   def test_central_training_is_described(self):
     model = fakes.tiny_model(num_blocks=1)

@@ -26,6 +26,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import evaluation
+from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import private_evaluation
 from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
@@ -104,7 +105,7 @@ class PrivateEvaluationTest(cases.TestCase):
     ) | changes)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), mock.patch.object(
-        private_evaluation, 'MAX_HALF_WIDTH', max_half_width
+        evaluation_rounds, 'MAX_HALF_WIDTH', max_half_width
     ):
       results = asyncio.run(private_evaluation.evaluate(settings))
     return results, printed.getvalue()
@@ -157,7 +158,8 @@ class PrivateEvaluationTest(cases.TestCase):
         json.loads(json.dumps([results])),
     )
     self.assertIn(
-        '1 of these rounds released noised word error rates of speakers',
+        '1 of these rounds released noised word error rates of speakers, and '
+        'no model; without them epsilon would be ',
         ' '.join(self.read(run_dir.PRIVACY_REPORT).split()),
     )
     report = json.loads(self.read(run_dir.PRIVACY_REPORT_JSON))
@@ -166,7 +168,7 @@ class PrivateEvaluationTest(cases.TestCase):
 
   def test_an_evaluation_that_ends_before_its_figures_has_been_charged(self):
     with mock.patch.object(
-        private_evaluation, '_results', side_effect=KeyboardInterrupt
+        evaluation_rounds, 'write', side_effect=KeyboardInterrupt
     ):
       with self.assertRaises(KeyboardInterrupt):
         self.evaluate()

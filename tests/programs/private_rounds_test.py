@@ -108,26 +108,27 @@ def _runner(
   )
 
 
+def _draw(*cohort: str):
+  """Draws these clients, and the sampler's next state."""
+
+  def draw(state):
+    return list(cohort or ['ann']), state._replace(
+        round_num=state.round_num + 1
+    )
+
+  return draw
+
+
 def _run(
     rounds: private_rounds.PrivateRoundRunner,
     step,
     state,
     cohort_state: cohorts.CohortState,
 ) -> private_rounds.RoundResult:
-  """Runs a round of one client, again if it came out differently."""
-  while True:
-    try:
-      return asyncio.run(rounds.run(
-          step,
-          state,
-          ['ann'],
-          cohort_state=cohort_state,
-          next_cohort_state=cohort_state._replace(
-              round_num=cohort_state.round_num + 1
-          ),
-      ))
-    except ledger.NoiseReuseError:
-      state, cohort_state = rounds.restart(state, cohort_state)
+  """Runs a round of one client."""
+  return asyncio.run(rounds.run(
+      step, state, draw=_draw(), position=cohort_state
+  ))
 
 
 class _TestCase(cases.TestCase):
@@ -155,14 +156,10 @@ class RoundTest(_TestCase):
           opened, key=of['noise_key'], configuration=of['configuration']
       )
       cohort_state = cohorts.CohortState(of['cohort_key'], of['cohort_round'])
-      result = asyncio.run(rounds.run(
-          step,
-          _state(**values),
-          ['ann'],
-          cohort_state=cohort_state,
-          next_cohort_state=cohort_state._replace(round_num=99),
-      ))
-      self.assertEqual(result.next_position.round_num, 99)
+      result = _run(rounds, step, _state(**values), cohort_state)
+      self.assertEqual(
+          result.next_position.round_num, cohort_state.round_num + 1
+      )
       self.assertEqual(opened.head.count, 1)
       # What drew the round is gone: from the states and from the runner.
       query_state = private_rounds.query_state(result.output.state)
@@ -228,9 +225,8 @@ class RoundTest(_TestCase):
         asyncio.run(rounds.run(
             None,
             _state(),
-            ['ann', 'bob', 'ann'],
-            cohort_state=cohort_state,
-            next_cohort_state=cohort_state,
+            draw=_draw('ann', 'bob', 'ann'),
+            position=cohort_state,
         ))
 
   def test_a_repeated_round_starts_another_sequence(self):

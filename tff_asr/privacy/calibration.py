@@ -28,6 +28,7 @@ def noise_multiplier_for_epsilon(
     rounds: int,
     delta: float,
     accountant: str = 'rdp',
+    others: Sequence[accounting.RoundGroup] = (),
 ) -> float:
   """Returns the smallest noise multiplier that keeps epsilon within the target.
 
@@ -40,10 +41,11 @@ def noise_multiplier_for_epsilon(
     rounds: Number of rounds, at least 1.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
+    others: Rounds of other noise that the target covers, too.
 
   Raises:
     ValueError: If an argument is out of range, PLD does not take the sampling,
-      or the accountant cannot show so small an epsilon at any noise.
+      or no noise suffices, as where the others alone exceed the target.
   """
   checks.positive(target_epsilon=target_epsilon)
   checks.positive_int(rounds=rounds)
@@ -57,7 +59,7 @@ def noise_multiplier_for_epsilon(
             sampling=sampling,
             noise_multiplier=math.exp(log_noise),
             count=rounds,
-        )]),
+        ), *others]),
         target_epsilon,
     )
 
@@ -65,7 +67,8 @@ def noise_multiplier_for_epsilon(
   if accountant == 'pld' and sampling.kind != 'fixed_size':
     # RDP's solution is close by, and a step of RDP takes a hundredth the time.
     guess = noise_multiplier_for_epsilon(
-        target_epsilon, sampling=sampling, rounds=rounds, delta=delta,
+        target_epsilon,
+        sampling=sampling, rounds=rounds, delta=delta, others=others,
     )
   log_noise = _smallest_log_noise(
       excess,

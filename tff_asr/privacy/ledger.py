@@ -202,7 +202,8 @@ class Contents(NamedTuple):
     inherited: How many of the rounds belong to runs that this one started from.
     rounds: All charged rounds.
     notes: All notes, in order, including those of earlier runs.
-    releases: Rounds that released something else than a model, by `RELEASES`.
+    releases: Rounds that released something else than a model, by `RELEASES`;
+      they are among `rounds`.
     other_units: The same of each other unit that has rounds.
   """
 
@@ -211,7 +212,9 @@ class Contents(NamedTuple):
   inherited: int
   rounds: list[accounting.RoundGroup]
   notes: tuple[Note, ...]
-  releases: Mapping[str, int] = types.MappingProxyType({})
+  releases: Mapping[str, tuple[accounting.RoundGroup, ...]] = (
+      types.MappingProxyType({})
+  )
   other_units: tuple['Contents', ...] = ()
 
 
@@ -549,7 +552,7 @@ class _Chain:
   def _contents(self, privacy_unit: str) -> Contents:
     """What is charged for one unit."""
     num_rounds, inherited, notes = 0, 0, []
-    releases = collections.Counter()
+    releases = collections.defaultdict(Charges)
     for index, (unit, content) in enumerate(self.entries):
       if unit != privacy_unit:
         continue
@@ -558,7 +561,9 @@ class _Chain:
         continue
       num_rounds += 1
       if content.release:
-        releases[content.release] += 1
+        releases[content.release].add(
+            content.cost, round_num=content.round_num
+        )
       # Inherited entries come first.
       inherited += index < self.header['inherited']
     return Contents(
@@ -567,7 +572,9 @@ class _Chain:
         inherited=inherited,
         rounds=self.charges[privacy_unit].rounds,
         notes=tuple(notes),
-        releases=releases,
+        releases={
+            name: tuple(charges.rounds) for name, charges in releases.items()
+        },
     )
 
 

@@ -20,6 +20,7 @@ epsilon or rounds from the other two; `extrapolate` grows cohort and population
 at the same noise on the mean, as https://arxiv.org/abs/2310.00098 does.
 """
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import decimal
@@ -186,7 +187,9 @@ class PrivacyReport:
   invalidations: tuple[str, ...] = ()
   inherited: int = 0
   notes: tuple[ledger.Note, ...] = ()
-  releases: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  releases: Mapping[str, tuple[accounting.RoundGroup, ...]] = (
+      dataclasses.field(default_factory=dict)
+  )
   details: Optional[TrainingDetails] = None
   other_units: tuple['PrivacyReport', ...] = ()
 
@@ -199,7 +202,7 @@ class PrivacyReport:
 
   @property
   def num_rounds(self) -> int:
-    return sum(group.count for group in self.rounds)
+    return _num_rounds(self.rounds)
 
   @property
   def neighbouring_relation(self) -> dp_accounting.NeighboringRelation:
@@ -299,7 +302,9 @@ class PrivacyReport:
         'inherited_rounds': self.inherited,
         'groups': [_group_fields(group) for group in self.rounds],
         'warnings': _warnings(self.notes),
-        'releases': dict(self.releases),
+        'releases': {
+            name: _num_rounds(groups) for name, groups in self.releases.items()
+        },
         'other_units': [other.fields for other in self.other_units],
     }
     # A plan has no training whose assumptions could be stated.
@@ -629,6 +634,24 @@ def _population(rounds: Iterable[accounting.RoundGroup]) -> int:
   return max(populations)
 
 
+def _num_rounds(groups: Iterable[accounting.RoundGroup]) -> int:
+  return sum(group.count for group in groups)
+
+
+def _without(
+    rounds: Iterable[accounting.RoundGroup],
+    removed: Iterable[accounting.RoundGroup],
+) -> list[accounting.RoundGroup]:
+  """The rounds that are left without some of them."""
+  counts = collections.Counter()
+  for sign, groups in ((1, rounds), (-1, removed)):
+    for group in groups:
+      counts[dataclasses.replace(group, count=0)] += sign * group.count
+  return [
+      dataclasses.replace(group, count=count) for group, count in counts.items()
+  ]
+
+
 def _noise_on_mean(group: accounting.RoundGroup) -> float:
   return group.noise_multiplier / group.sampling.cohort_size
 
@@ -704,11 +727,16 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
   entries = []
   for group in report.rounds:
     entries += _group_entries(group, report.privacy_unit)
-  for release, count in report.releases.items():
+  for release, groups in report.releases.items():
     words = _RELEASES[release].format(unit=report.privacy_unit)
+    epsilon = accounting.epsilon(
+        _without(report.rounds, groups), delta=report.delta
+    )
     entries.append((
         'other releases',
-        f'{count:,} of these rounds released {words}, and no model',
+        f'{_num_rounds(groups):,} of these rounds released {words}, and no '
+        'model; without them epsilon would be '
+        f'{format_epsilon(epsilon)} by RDP',
     ))
   num_inherited = report.inherited
   if num_inherited:

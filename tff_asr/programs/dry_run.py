@@ -4,7 +4,6 @@ Everything that a run checks before its first round is checked. The learning
 process is initialized, which determines its noise and its state's size.
 """
 
-from collections.abc import Sequence
 import math
 
 import numpy as np
@@ -16,8 +15,9 @@ from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
-from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import calibration
 from tff_asr.privacy import privacy_report
+from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 
@@ -34,7 +34,8 @@ async def describe(
   Raises:
     ValueError: As `training_loop.run`, before its first round.
   """
-  state, inherited, public = await training_loop.prepare(training)
+  prepared = await training_loop.prepare(training)
+  state, inherited, public, evaluations = prepared
   # With the loop's state: patience keeps a second model.
   saved = state, training.init_loop_state(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
@@ -57,9 +58,9 @@ async def describe(
         f'{training.privacy_unit}s ({sampling.kind})'
     )
     rows['public'] = f'{public.words}.'
-    rows['epsilon'] = _epsilon(
-        training, state, inherited, invalidations=public.invalidations
-    )
+    rows['epsilon'] = _epsilon(training, prepared)
+    if evaluations is not None:
+      rows['evaluations'] = _evaluations(training, prepared)
   return '\n'.join([
       *([training.configuration.rstrip(), ''] if verbose else []),
       'Checked; nothing was trained or written.',
@@ -91,17 +92,14 @@ def _saved_states(
 
 
 def _epsilon(
-    training: training_loop.TrainingRun,
-    state: process_lib.State,
-    inherited: ledger_lib.Inherited,
-    *,
-    invalidations: Sequence[str],
+    training: training_loop.TrainingRun, prepared: training_loop.Prepared
 ) -> str:
   """Epsilon at the end, and the round at which a target ends the run."""
+  state, inherited, public, evaluations = prepared
   invalidations = (
       *inherited.invalidations,
       *training.privacy.invalidations,
-      *invalidations,
+      *public.invalidations,
   )
   if invalidations:
     return f'infinite, NOT PRIVATE: {"; ".join(invalidations)}.'
@@ -113,6 +111,7 @@ def _epsilon(
       sampling=sampling,
       num_rounds=number,
       inherited=inherited.charges,
+      releases=evaluation_rounds.charges(evaluations, num_rounds=number),
   )
   after = lambda number: accounting.epsilon(charged_after(number), delta=delta)
   # RDP takes milliseconds for any number of rounds.
@@ -125,7 +124,10 @@ def _epsilon(
       middle = (low + high) // 2
       low, high = (middle, high) if after(middle) <= target else (low, middle)
     end, epsilon = low, after(low)
-    ends_before = f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
+    ends_before = (
+        f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
+        + _enough_noise(training, prepared, delta=delta)
+    )
   # The privacy report takes the smaller bound; PLD takes seconds.
   # Only where RDP's bound could make the verdict worse than it is.
   if epsilon > privacy_report.MAX_USEFUL_EPSILON:
@@ -139,6 +141,55 @@ def _epsilon(
       charged_after(end), epsilon=epsilon, delta=delta
   )
   return f'{text}; NOT PRIVATE: {"; ".join(reasons)}' if reasons else text
+
+
+def _enough_noise(
+    training: training_loop.TrainingRun,
+    prepared: training_loop.Prepared,
+    *,
+    delta: float,
+) -> str:
+  """The noise at which all rounds are within the target; '' if unknown."""
+  state, inherited, _, evaluations = prepared
+  own = private_rounds.cost(state, training.sampling)
+  if own.strategy is not None or own.secure_sum is not None:
+    return ''
+  last = training.total_rounds
+  try:
+    found = calibration.noise_multiplier_for_epsilon(
+        training.privacy.target_epsilon,
+        sampling=training.sampling,
+        rounds=last,
+        delta=delta,
+        others=[
+            *inherited.charges.rounds,
+            *evaluation_rounds.charges(evaluations, num_rounds=last),
+        ],
+    )
+  except ValueError:  # The others alone exceed it.
+    return ''
+  # Rounded up: less noise would not suffice.
+  enough = privacy_report.format_epsilon(found)
+  return f' (for all of them, NOISE_MULTIPLIER = {enough})'
+
+
+def _evaluations(
+    training: training_loop.TrainingRun, prepared: training_loop.Prepared
+) -> str:
+  """Number, error and cost of the evaluations of private people."""
+  planned = prepared.evaluations
+  (all_of_them,) = evaluation_rounds.charges(
+      planned, num_rounds=training.total_rounds
+  )
+  delta = training.privacy.delta_of(
+      training.sampling, prepared.inherited.charges.rounds
+  )
+  epsilon = accounting.epsilon([all_of_them], delta=delta)
+  return (
+      f'{all_of_them.count:,} at most, of as many people each; the noise '
+      f'moves the WER by up to {100 * planned.half_width:.1f} points (95 %); '
+      f'{privacy_report.format_epsilon(epsilon)} (RDP) for them alone'
+  )
 
 
 def _size(num_bytes: float) -> str:

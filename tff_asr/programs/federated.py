@@ -33,6 +33,7 @@ from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
+from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
 from tff_asr.programs import run_state
@@ -61,6 +62,8 @@ class FederatedTraining(
     scores_run: Folder of the run with the scores that chose layers to freeze,
       if any; its ledger is inherited.
     privacy: Budget and keys.
+    private_evaluation: Evaluations of the private clients between rounds, or
+      None.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -70,6 +73,7 @@ class FederatedTraining(
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
   scores_run: Optional[str] = None
   privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
+  private_evaluation: Optional[evaluation_rounds.TrainingEvaluation] = None
 
   name = 'federated'
   step_name = 'round'
@@ -129,6 +133,26 @@ class FederatedTraining(
             f'num_processes {data.num_processes} weighs a client by the data '
             'of others, which no noise makes private: set NUM_PROCESSES = 1.'
         )
+
+  async def plan_evaluations(
+      self, state: process_lib.State
+  ) -> Optional[evaluation_rounds.PlannedEvaluations]:
+    settings = self.private_evaluation
+    if settings is None:
+      return None
+    if not private_rounds.cost(state, self.sampling).noise_multiplier:
+      raise ValueError(
+          'PRIVATE_EVALUATE_EVERY is set, but the training is NOT PRIVATE: '
+          'evaluate its model without noise (bin/evaluate.py).'
+      )
+    return await evaluation_rounds.plan(
+        settings,
+        model=self.model,
+        pipeline=self.pipeline,
+        client_data=self.client_data,
+        sampling=self.sampling,
+        weights=state.global_model_weights,
+    )
 
   def init_data_position(self) -> cohorts.CohortState:
     return self._cohorts.initial_state()

@@ -1,11 +1,11 @@
 """Word error rates over private people, released under differential privacy.
 
-`evaluate` runs rounds of `learning.fed_evaluation` with the model of a finished
-run. Cohorts, contexts, clip, grid, noise, keys and ledger are those of
-training. Each round is charged to the run's ledger, on disk, before anything
-is computed from its sum, so that the ledger's epsilon covers the models and the
-evaluations together. An evaluation that is killed before its figures are
-written has been charged: the next one draws other noise and is charged, too.
+`evaluate` runs rounds of `evaluation_rounds` with the model of a finished run.
+Cohorts, contexts, clip, grid, noise, keys and ledger are those of training.
+Each round is charged to the run's ledger, on disk, before anything is computed
+from its sum, so that the ledger's epsilon covers the models and the evaluations
+together. An evaluation that is killed before its figures are written has been
+charged: the next one draws other noise and is charged, too.
 
 The people may be those who trained the model or others. In both cases they are
 protected from then on: later runs count them as private data of this one.
@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
-import os
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
@@ -23,14 +22,9 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr import files
-from tff_asr.aggregators import dp_mean
-from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.learning import fed_evaluation
 from tff_asr.learning import process as process_lib
-from tff_asr.metrics import confidence
 from tff_asr.metrics import private_wer
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -39,17 +33,12 @@ from tff_asr.privacy import calibration
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import privacy_report
-from tff_asr.privacy import queries
 from tff_asr.programs import evaluation
+from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
-
-# A wider error bar tells too little about a rate between 0 and 1.
-MAX_HALF_WIDTH = 0.25
-# A vector has a norm of at most 1 (`private_wer`).
-_CLIP = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,24 +110,24 @@ class PrivateEvaluation:
   def read_weights(self) -> weights_lib.Weights:
     return run_dir.read_model(self.run, model=self.model, **self._identities)
 
-  def build_process(
-      self, noise_multiplier: float
-  ) -> tff.learning.templates.LearningProcess:
-    """Returns the process with this noise."""
-    return fed_evaluation.build(
+  def noise(self, noise_multiplier: float) -> evaluation_rounds.EvaluationNoise:
+    """Returns what is summed, with this noise."""
+    return evaluation_rounds.EvaluationNoise(
+        noise_multiplier=noise_multiplier,
+        vectors=self.vectors,
+        noise_kernel=self.noise_kernel,
+    )
+
+  def build_rounds(
+      self, noise: evaluation_rounds.EvaluationNoise
+  ) -> evaluation_rounds.EvaluationRounds:
+    """Returns the rounds with this noise."""
+    return evaluation_rounds.EvaluationRounds(
         model=self.model,
         pipeline=self.pipeline,
         client_data=self.client_data,
-        aggregator=dp_mean.build(
-            build_query=functools.partial(
-                queries.PerLayerClipSumQuery,
-                l2_norm_clip=_CLIP,
-                noise_multiplier=noise_multiplier,
-                noise_kernel=self.noise_kernel,
-            ),
-            cohort_size=self.cohorts.sampling.cohort_size,
-        ),
-        vectors=self.vectors,
+        sampling=self.cohorts.sampling,
+        noise=noise,
     )
 
 
@@ -146,12 +135,12 @@ class _Plan(NamedTuple):
   """Noise of an evaluation, chosen before anything is computed.
 
   Attributes:
-    noise_multiplier: Of each round.
+    noise: Of each round.
     delta: Of epsilon.
     half_width: Half of the WER's interval that noise alone makes.
   """
 
-  noise_multiplier: float
+  noise: evaluation_rounds.EvaluationNoise
   delta: float
   half_width: float
 
@@ -192,14 +181,22 @@ async def evaluate(settings: PrivateEvaluation) -> dict[str, Any]:
         # Before the first charge: from then on they are protected.
         own = public_data.source(settings.client_data, is_private=True)
         public_data.write(settings.run, [own._replace(is_evaluated=True)])
+      tff.framework.set_default_context(settings.context)
+      rounds = settings.build_rounds(plan.noise)
       with faults.explained_shortage(shows_details=False):
-        total = await _run_rounds(settings, plan, ledger)
+        state = await _run_rounds(settings, plan, ledger, rounds)
       report = private_rounds.update_privacy_report(
           settings.run, ledger.contents, delta=plan.delta
       )
-      results = _results(settings, plan, report, total)
-      results['trained_on'] = trained_on
-      _add_results(settings.run, results)
+      results = rounds.fields(
+          rounds.estimate(state, num_rounds=settings.num_rounds),
+          num_rounds=settings.num_rounds,
+          epsilon=settings.epsilon,
+          delta=plan.delta,
+          total_epsilon=report.epsilon,
+          trained_on=trained_on,
+      )
+      evaluation_rounds.write(settings.run, results)
   finally:
     lock.release()
   print(describe(results))
@@ -222,11 +219,7 @@ def _plan(
         f'NUM_ROUNDS is {settings.num_rounds}, but everyone is in the first '
         'round: set it to 1.'
     )
-  if sampling.min_sep is not None:
-    raise ValueError(
-        f'{sampling.kind} cohorts need noise that is correlated over rounds: '
-        'evaluate @cohorts.full, @cohorts.poisson or @cohorts.fixed_size.'
-    )
+  evaluation_rounds.check_sampling(sampling)
   # Raises if the run's rounds have another neighbouring relation.
   relation = accounting.neighboring_relation([
       *contents.rounds,
@@ -257,38 +250,24 @@ def _plan(
       noise_multiplier=noise_multiplier * math.sqrt(settings.num_rounds),
       num_people=settings.num_rounds * sampling.cohort_size,
   )
-  if half_width > MAX_HALF_WIDTH:
-    needed = settings.epsilon * half_width / MAX_HALF_WIDTH
+  if half_width > evaluation_rounds.MAX_HALF_WIDTH:
+    needed = settings.epsilon * half_width / evaluation_rounds.MAX_HALF_WIDTH
     raise ValueError(
         f'{sampling.cohort_size:,} people are too few for EPSILON = '
         f'{settings.epsilon:g}: the noise alone would move the word error rate '
         f'by {100 * half_width:.0f} points (95 %). Raise EPSILON to about '
         f'{needed:.2g}, or evaluate more people.'
     )
-  return _Plan(noise_multiplier, delta, half_width)
+  return _Plan(settings.noise(noise_multiplier), delta, half_width)
 
 
 async def _run_rounds(
-    settings: PrivateEvaluation, plan: _Plan, ledger: ledger_lib.Ledger
-) -> np.ndarray:
-  """Runs and charges all rounds; returns the noised sum, float64 [size]."""
-  tff.framework.set_default_context(settings.context)
-  process = settings.build_process(plan.noise_multiplier)
-  state = await process.initialize()
-  # Sorted: for TFF the order of the names is a part of the type.
-  state = state._replace(
-      global_model_weights=weights_lib.Weights(
-          sorted(settings.read_weights().items())
-      )
-  )
-
-  async def step(
-      state: process_lib.State, cohort: list[str]
-  ) -> process_lib.Output:
-    return await process.next(
-        state, client_data_lib.client_arguments(settings.client_data, cohort)
-    )
-
+    settings: PrivateEvaluation,
+    plan: _Plan,
+    ledger: ledger_lib.Ledger,
+    rounds: evaluation_rounds.EvaluationRounds,
+) -> process_lib.State:
+  """Runs and charges all rounds; returns the state that holds their sum."""
   cohorts = settings.cohorts
   # A key that is never saved: the same evaluation, run again, gets other noise
   # and is charged again.
@@ -302,74 +281,20 @@ async def _run_rounds(
           f'{__name__} {dataclasses.astuple(settings.vectors)}'
       ),
       settings=private_rounds.PrivacySettings(delta=plan.delta),
-      release='evaluation',
   )
+  state = await rounds.initialize(settings.read_weights())
   position = cohorts.initial_state()
   for round_num in range(1, settings.num_rounds + 1):
-    cohort, next_position = cohorts.draw(position)
     with faults.without_details(round_num, shows_exact=False):
       result = await runner.run(
-          step,
+          rounds.step,
           state,
-          cohort,
-          cohort_state=position,
-          next_cohort_state=next_position,
+          draw=cohorts.draw,
+          position=position,
+          release=evaluation_rounds.RELEASE,
       )
     state, position = result.output.state, result.next_position
-  # The finalizer adds means over the expected cohort: noised sums over its
-  # size.
-  return np.asarray(state.finalizer, np.float64) * cohorts.sampling.cohort_size
-
-
-def _results(
-    settings: PrivateEvaluation,
-    plan: _Plan,
-    report: privacy_report.PrivacyReport,
-    total: np.ndarray,
-) -> dict[str, Any]:
-  """The released figures as JSON."""
-  sampling = settings.cohorts.sampling
-  found = settings.vectors.estimate(
-      total,
-      # The sum of all rounds has the noise of each, drawn independently.
-      stddev=plan.noise_multiplier * math.sqrt(settings.num_rounds) * _CLIP,
-      num_people=sampling.population if sampling.kind == 'full' else None,
-      sampling_prob=sampling.sampling_prob,
-  )
-  return {
-      'word_error_rate': _interval(found.word_error_rate),
-      'quantiles': {
-          f'{share:g}': _interval(each)
-          for share, each in found.quantiles.items()
-      },
-      'histogram': list(found.histogram),
-      'bin_half_width': found.bin_half_width,
-      'num_people': _interval(found.num_people),
-      'num_too_few_words': _interval(found.num_too_few_words),
-      **dataclasses.asdict(settings.vectors),
-      'epsilon': settings.epsilon,
-      'delta': plan.delta,
-      # Infinity is a string in JSON.
-      'total_epsilon': report.fields['epsilon'],
-      'rounds': settings.num_rounds,
-      'sampling': sampling.fields,
-      'noise_multiplier': plan.noise_multiplier,
-  }
-
-
-def _add_results(run: str, results: dict[str, Any]) -> None:
-  """Adds figures to those of earlier evaluations: all of them were paid for."""
-  path = os.path.join(run, run_dir.PRIVATE_EVALUATION)
-  before = files.parse_json(files.read(path)) if os.path.exists(path) else []
-  files.write_json(path, [*before, results])
-
-
-def _interval(found: confidence.Interval) -> dict[str, Optional[float]]:
-  """An interval as JSON, which has no NaN."""
-  return {
-      name: None if math.isnan(value) else value
-      for name, value in found._asdict().items()
-  }
+  return state
 
 
 def _plan_words(settings: PrivateEvaluation, plan: _Plan) -> str:
@@ -378,7 +303,7 @@ def _plan_words(settings: PrivateEvaluation, plan: _Plan) -> str:
   return (
       f'evaluation: {rounds} round{"" if rounds == 1 else "s"} of '
       f'{sampling.cohort_size:,} of {sampling.population:,} people '
-      f'({sampling.kind}), noise multiplier {plan.noise_multiplier:.4g}\n'
+      f'({sampling.kind}), noise multiplier {plan.noise.noise_multiplier:.4g}\n'
       f'epsilon {privacy_report.format_epsilon(settings.epsilon)} at delta '
       f'{plan.delta:g} for it alone; its noise moves the word error rate by up '
       f'to {100 * plan.half_width:.1f} points (95 %) if people have '

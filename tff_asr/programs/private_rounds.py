@@ -22,8 +22,9 @@ import dataclasses
 import hashlib
 import math
 import os
-from typing import Any, Generic, NamedTuple, Optional, TypeVar
+from typing import Any, Generic, NamedTuple, Optional, TypeAlias, TypeVar
 
+from absl import logging
 import dp_accounting
 import numpy as np
 import tree
@@ -46,6 +47,11 @@ from tff_asr.storage import run_dir
 Cohort = TypeVar('Cohort', list[str], list[int])
 Batch = TypeVar('Batch')
 Position = TypeVar('Position')
+
+Step: TypeAlias = Callable[
+    [process_lib.State, Cohort], Awaitable[process_lib.Output]
+]
+"""A round of a learning process on a cohort."""
 
 
 class NoiseState(NamedTuple):
@@ -162,7 +168,6 @@ class PrivateRoundRunner:
       sampling: accounting.Sampling,
       configuration: str,
       settings: PrivacySettings,
-      release: Optional[str] = None,
   ):
     """Creates a runner.
 
@@ -172,13 +177,11 @@ class PrivateRoundRunner:
       sampling: How cohorts are drawn.
       configuration: Digest of the configuration.
       settings: Budget and keys.
-      release: What a round releases; see `ledger.Round`.
     """
     self._ledger = ledger
     self._sampling = sampling
     self._configuration = configuration
     self._settings = settings
-    self._release = release
     # Fixed at the start: all later rounds have this sampling's population.
     self._delta = settings.delta_of(sampling, ledger.contents.rounds)
     # The last weights and their digest, which the next round needs again.
@@ -190,24 +193,41 @@ class PrivateRoundRunner:
     """The ledger's head after the rounds so far."""
     return self._ledger.head
 
+  @property
+  def delta(self) -> float:
+    """Delta of the epsilon of all charged rounds."""
+    return self._delta
+
   def fits_budget(
-      self, state: process_lib.State, cohort_state: cohorts.CohortState
+      self,
+      state: process_lib.State,
+      cohort_state: cohorts.CohortState,
+      *,
+      releases: Sequence[accounting.RoundGroup] = (),
   ) -> bool:
-    """Whether the next round stays within the target epsilon."""
+    """Whether the next round stays within the target epsilon.
+
+    Args:
+      state: The learning process's state.
+      cohort_state: State of the sampler.
+      releases: Cost of what else is due after the round.
+    """
     if self._settings.target_epsilon is None:
       return True
     charged = self._ledger.contents.rounds
-    # A repeated round is in the ledger already and is not charged again.
+    # A repeated round is in the ledger already and is not charged again; what
+    # follows it was within the target, too.
     if not self._ledger.holds(self._identity(state, cohort_state)):
       charged = self._ledger.charges.after(
-          [int(cohort_state.round_num)], _cost(state, self._sampling)
+          [int(cohort_state.round_num)], cost(state, self._sampling)
       )
+      charged += releases
     return _epsilon(charged, self._delta) <= self._settings.target_epsilon
 
   def claims_epsilon(self, state: process_lib.State) -> bool:
     """Whether a finite epsilon holds for the next round and those before."""
     # The round's number does not matter: only noise multipliers are read.
-    charged = self._ledger.charges.after([0], _cost(state, self._sampling))
+    charged = self._ledger.charges.after([0], cost(state, self._sampling))
     return not self._ledger.contents.invalidations and all(
         # With less noise, epsilon counts as infinite.
         group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
@@ -216,38 +236,69 @@ class PrivateRoundRunner:
 
   async def run(
       self,
-      step: Callable[
-          [process_lib.State, Cohort], Awaitable[process_lib.Output]
-      ],
+      step: Step[Cohort],
       state: process_lib.State,
-      cohort: Cohort,
       *,
-      cohort_state: cohorts.CohortState,
-      next_cohort_state: cohorts.CohortState,
+      draw: Callable[
+          [cohorts.CohortState], tuple[Cohort, cohorts.CohortState]
+      ],
+      position: cohorts.CohortState,
+      release: Optional[str] = None,
   ) -> RoundResult[Cohort, cohorts.CohortState]:
-    """Runs a round on a cohort and charges it.
+    """Draws a cohort, runs a round on it and charges it.
 
     When this returns, the round is in the ledger on disk, and the keys that it
-    was drawn by are gone from this runner and from the states.
+    was drawn by are gone from this runner and from the states. A round that was
+    charged before with another sum is run again under new keys, on another
+    cohort, and charged in addition.
 
     Args:
-      step: Takes the learning process's state and the cohort.
+      step: Runs the round.
       state: The learning process's state.
-      cohort: The clients (or examples) drawn from `cohort_state`.
-      cohort_state: State of the sampler before this draw.
-      next_cohort_state: State of the sampler after it.
+      draw: Draws the clients (or examples) of a round from the sampler's state,
+        and returns the sampler's next state with them.
+      position: State of the sampler before this draw.
+      release: What the round releases; see `ledger.Round`.
 
     Raises:
       ValueError: A client appears twice in the cohort.
-      ledger.NoiseReuseError: The same round was charged before with another
-        sum. Call `restart`, and run the round that it leads to.
+      BudgetError: The additional charge would exceed the target epsilon.
     """
-    if len(set(cohort)) != len(cohort):
-      raise ValueError(
-          'a client appears twice in the cohort: it would contribute twice and '
-          'be charged once.'
+    while True:
+      cohort, next_position = draw(position)
+      if len(set(cohort)) != len(cohort):
+        raise ValueError(
+            'a client appears twice in the cohort: it would contribute twice '
+            'and be charged once.'
+        )
+      try:
+        output = await self._charged(
+            step, state, cohort, position=position, release=release
+        )
+      except ledger_lib.NoiseReuseError as error:
+        logging.warning(
+            '%s It is run again under a new key and charged again.', error
+        )
+        state, position = self._restart(state, position)
+        continue
+      return RoundResult(
+          output,
+          cohort,
+          # One-way, so that a key on disk reveals no earlier cohort.
+          next_position._replace(key=_next_key(next_position.key)),
       )
-    identity = self._identity(state, cohort_state)
+
+  async def _charged(
+      self,
+      step: Step[Cohort],
+      state: process_lib.State,
+      cohort: Cohort,
+      *,
+      position: cohorts.CohortState,
+      release: Optional[str],
+  ) -> process_lib.Output:
+    """The output of a round, without its key, once the round is charged."""
+    identity = self._identity(state, position)
     # The key depends on the identity: a repeated round has the same noise, and
     # any other round has noise that is independent of it.
     keyed = fed_avg.set_noise_key(
@@ -256,60 +307,45 @@ class PrivateRoundRunner:
     output = await step(keyed, cohort)
     # On disk before anything can see the new model.
     self._ledger.append(ledger_lib.Round(
-        round_num=int(cohort_state.round_num),
+        round_num=int(position.round_num),
         # The state that a round returns holds the event of that round.
-        cost=_cost(output.state, self._sampling),
+        cost=cost(output.state, self._sampling),
         configuration=self._configuration,
         identity=identity,
         result=self._result(output),
-        release=self._release,
+        release=release,
     ))
     # Only now: a round that is not charged is repeated under the same key.
     self.noise = self.noise._replace(key=_next_key(self.noise.key))
     # The state is saved with the model; the key is kept apart.
-    keyless = with_query_state(
-        output.state, noise_key=np.zeros_like(self.noise.key)
-    )
-    return RoundResult(
-        output._replace(state=keyless),
-        cohort,
-        # One-way, so that a key on disk reveals no earlier cohort.
-        next_cohort_state._replace(key=_next_key(next_cohort_state.key)),
+    return output._replace(
+        state=with_query_state(
+            output.state, noise_key=np.zeros_like(self.noise.key)
+        )
     )
 
-  def restart(
-      self, state: process_lib.State, cohort_state: cohorts.CohortState
+  def _restart(
+      self, state: process_lib.State, position: cohorts.CohortState
   ) -> tuple[process_lib.State, cohorts.CohortState]:
-    """Renews both keys, after `run` raised NoiseReuseError.
-
-    Args:
-      state: The learning process's state before the round.
-      cohort_state: State of the sampler before the round.
-
-    Returns:
-      Both states, from which another cohort is drawn and charged in addition.
-
-    Raises:
-      BudgetError: The additional charge would exceed the target epsilon.
-    """
+    """Renews both keys; the states from which to repeat a round under them."""
     # The old key has already drawn the noise of another sum.
     self._renew_key()
     # Another cohort: amplification by sampling holds for one sum a draw.
-    cohort_state = cohort_state._replace(
+    position = position._replace(
         key=keys.derive(self.noise.key, purpose='cohorts')
     )
     if self._sampling.min_sep is not None:
       # Another sequence of rounds shares no noise and no draw with this one.
-      cohort_state = cohort_state._replace(round_num=np.int64(0))
+      position = position._replace(round_num=np.int64(0))
       state = start_sequence(state)
-    if not self.fits_budget(state, cohort_state):
+    if not self.fits_budget(state, position):
       raise BudgetError(
           'A round came out differently when it was repeated, and charging it '
           'again would exceed TARGET_EPSILON = '
           f'{self._settings.target_epsilon}: raise it, or keep the states that '
           'are saved.'
       )
-    return state, cohort_state
+    return state, position
 
   def epsilon(self) -> float:
     """Epsilon by RDP of all charged rounds; infinite if it is void."""
@@ -478,6 +514,7 @@ def check_first_round(
     sampling: accounting.Sampling,
     settings: PrivacySettings,
     inherited: ledger_lib.Charges,
+    releases: Sequence[accounting.RoundGroup] = (),
 ) -> None:
   """Checks that the budget of a new run allows a round.
 
@@ -486,12 +523,13 @@ def check_first_round(
     sampling: How cohorts are drawn.
     settings: The run's budget.
     inherited: Charges of the runs that it starts from.
+    releases: Cost of what else is due after the round.
 
   Raises:
     ValueError: Sampling and noise do not go together or do not compose with the
       inherited rounds, or one round exceeds the target.
   """
-  rounds = inherited.after([0], _cost(state, sampling))
+  rounds = [*inherited.after([0], cost(state, sampling)), *releases]
   # Raises if the inherited rounds have another neighbouring relation.
   accounting.neighboring_relation(rounds)
   target = settings.target_epsilon
@@ -551,12 +589,20 @@ def planned_charges(
     sampling: accounting.Sampling,
     num_rounds: int,
     inherited: ledger_lib.Charges,
+    releases: Sequence[accounting.RoundGroup] = (),
 ) -> list[accounting.RoundGroup]:
   """Returns what a run of `num_rounds` will have charged at its end.
 
-  Other arguments: see `check_first_round`.
+  Args:
+    state: As the other arguments, see `check_first_round`.
+    sampling: See there.
+    num_rounds: Rounds of training.
+    inherited: See there.
+    releases: Cost of what else the run releases.
   """
-  return inherited.after(range(num_rounds), _cost(state, sampling))
+  return [
+      *inherited.after(range(num_rounds), cost(state, sampling)), *releases
+  ]
 
 
 def create_ledger(
@@ -676,10 +722,19 @@ def _event(state: process_lib.State) -> dp_accounting.DpEvent:
   return dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
 
 
-def _cost(
+def cost(
     state: process_lib.State, sampling: accounting.Sampling
 ) -> accounting.RoundGroup:
-  """A round as the ledger charges it: from its event and the model's size."""
+  """Returns a round as the ledger charges it: its event, the model's size.
+
+  Args:
+    state: The learning process's state; its weights are at least as many as the
+      noised elements.
+    sampling: How cohorts are drawn.
+
+  Raises:
+    ValueError: Event, noise and cohorts do not go together.
+  """
   event = _event(state)
   weights = tree.flatten(state.global_model_weights)
   num_elements = sum(math.prod(weight.shape) for weight in weights)

@@ -55,6 +55,7 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import privacy_report
 from tff_asr.programs import evaluation
+from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
@@ -80,6 +81,8 @@ _DEV_RATES = {
     'dev_character_error_rate': 'CER',
     'dev_accuracy': 'accuracy',
 }
+# Prefixes of metrics that results.json contains.
+_MEASURED = ('dev_', evaluation_rounds.PREFIX)
 
 Batch = TypeVar('Batch')
 Position = TypeVar('Position')
@@ -278,6 +281,12 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
   async def init_process_state(self) -> process_lib.State:
     """Returns the learning process's state before the first round."""
 
+  async def plan_evaluations(
+      self, unused_state: process_lib.State
+  ) -> Optional[evaluation_rounds.PlannedEvaluations]:
+    """Returns evaluations of private people, with the process's first state."""
+    return None
+
   @abc.abstractmethod
   def init_data_position(self) -> Position:
     """Returns the data position of the first round."""
@@ -386,11 +395,13 @@ class Prepared(NamedTuple):
     inherited: What the ledgers of the parent runs charge; None if this run
       charges nothing.
     public: Result of the check of public data.
+    evaluations: Evaluations of private people; None if there are none.
   """
 
   process_state: process_lib.State
   inherited: Optional[ledger_lib.Inherited]
   public: public_data.OverlapFindings
+  evaluations: Optional[evaluation_rounds.PlannedEvaluations]
 
 
 async def prepare(training: TrainingRun) -> Prepared:
@@ -401,6 +412,7 @@ async def prepare(training: TrainingRun) -> Prepared:
       private ones.
   """
   process_state = await training.initialize()
+  evaluations = await training.plan_evaluations(process_state)
   inherited = None
   if training.sampling is not None:
     inherited = ledger_lib.read_inherited(
@@ -411,6 +423,7 @@ async def prepare(training: TrainingRun) -> Prepared:
         sampling=training.sampling,
         settings=training.privacy,
         inherited=inherited.charges,
+        releases=evaluation_rounds.charges(evaluations, num_rounds=1),
     )
   evaluator = training.evaluator
   public = public_data.check_overlap(
@@ -423,7 +436,7 @@ async def prepare(training: TrainingRun) -> Prepared:
       and private_rounds.has_secret_noise(process_state, training.privacy),
       on_shared_data=training.on_shared_data,
   )
-  return Prepared(process_state, inherited, public)
+  return Prepared(process_state, inherited, public, evaluations)
 
 
 class _OpenRun(NamedTuple):
@@ -436,6 +449,7 @@ class _OpenRun(NamedTuple):
     private: Runs and charges private rounds; None if they are not private.
     public: Result of the check of public data.
     shows_exact: Whether metrics without noise may be shown.
+    evaluations: Evaluations of private people; None if there are none.
   """
 
   training: TrainingRun
@@ -444,13 +458,27 @@ class _OpenRun(NamedTuple):
   private: Optional[private_rounds.PrivateRoundRunner]
   public: public_data.OverlapFindings
   shows_exact: bool
+  evaluations: Optional[evaluation_rounds.PlannedEvaluations]
 
   def is_over(self, state: run_state.RunState, round_num: int) -> bool:
     """Whether the rounds or the privacy budget are spent."""
-    return round_num >= self.training.total_rounds or (
-        self.private is not None
-        and not self.private.fits_budget(state.process, state.data_position)
+    if round_num >= self.training.total_rounds:
+      return True
+    if self.private is None:
+      return False
+    due = self.evaluation_after(round_num + 1)
+    return not self.private.fits_budget(
+        state.process,
+        state.data_position,
+        releases=[] if due is None else [due.cost],
     )
+
+  def evaluation_after(
+      self, round_num: int
+  ) -> Optional[evaluation_rounds.PlannedEvaluations]:
+    """The evaluation of private people that is due after a round, or None."""
+    planned = self.evaluations
+    return planned if planned and planned.is_due(round_num) else None
 
   def shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics that may be shown."""
@@ -549,6 +577,9 @@ async def _run_rounds(
       continue
     round_num += 1
     state = _advanced(opened, state, result)
+    state, released = await _evaluate_people(opened, state, round_num)
+    metrics |= released
+    # Now: the evaluation was charged, too.
     is_last = opened.is_over(state, round_num)
     if is_last or round_num % training.settings.evaluate_every == 0:
       loop_state, evaluated = _evaluate(
@@ -622,29 +653,62 @@ async def _run_round(
 ) -> private_rounds.RoundResult:
   """Samples, trains, and charges what is private."""
   training = opened.training
-  # Local: after a restart they differ from the state that was saved.
-  process, position = state.process, state.data_position
-  while True:
-    batch, next_position = training.sample(position)
-    if opened.private is None:
-      return private_rounds.RoundResult(
-          await training.step(process, batch), batch, next_position
-      )
-    with faults.without_details(round_num, shows_exact=opened.shows_exact):
-      try:
-        return await opened.private.run(
-            training.step,
-            process,
-            batch,
-            cohort_state=position,
-            next_cohort_state=next_position,
-        )
-      except ledger_lib.NoiseReuseError as error:
-        logging.warning(
-            '%s It is run again under a new key and charged again.', error
-        )
-    # The next iteration draws another cohort.
-    process, position = opened.private.restart(process, position)
+  if opened.private is None:
+    batch, next_position = training.sample(state.data_position)
+    return private_rounds.RoundResult(
+        await training.step(state.process, batch), batch, next_position
+    )
+  with faults.without_details(round_num, shows_exact=opened.shows_exact):
+    return await opened.private.run(
+        training.step,
+        state.process,
+        draw=training.sample,
+        position=state.data_position,
+    )
+
+
+async def _evaluate_people(
+    opened: _OpenRun, state: run_state.RunState, round_num: int
+) -> tuple[run_state.RunState, dict[str, float]]:
+  """Evaluates private people if that is due; see `evaluation_rounds`.
+
+  Returns:
+    The state, in which the evaluation is charged, and released metrics.
+  """
+  due = opened.evaluation_after(round_num)
+  if due is None:
+    return state, {}
+  rounds, private = due.rounds, opened.private
+  process = await rounds.initialize(state.process.global_model_weights)
+  # Not if the target was lowered, or the round was charged twice.
+  if not private.fits_budget(process, state.data_position):
+    logging.warning(
+        'The evaluation of private people after round %d is left out: it would '
+        'exceed TARGET_EPSILON.', round_num,
+    )
+    return state, {}
+  with faults.without_details(round_num, shows_exact=opened.shows_exact):
+    result = await private.run(
+        rounds.step,
+        process,
+        draw=opened.training.sample,
+        position=state.data_position,
+        release=evaluation_rounds.RELEASE,
+    )
+  found = rounds.estimate(result.output.state)
+  evaluation_rounds.write(opened.folder.path, {
+      'round': round_num,
+      **rounds.fields(
+          found,
+          epsilon=accounting.epsilon([due.cost], delta=private.delta),
+          delta=private.delta,
+          total_epsilon=private.epsilon(),
+          trained_on=True,
+      ),
+  })
+  # The weights are those of the training; only the keys have moved on.
+  state = _advanced(opened, state, result)._replace(process=state.process)
+  return state, evaluation_rounds.metrics(found)
 
 
 def _advanced(
@@ -730,6 +794,8 @@ def format_metrics(
     shown[epsilon] += ' (NOT PRIVATE)'
   if rates := _format_dev_rates(found, measured_at=round_name):
     shown['dev'] = rates
+  if rate := evaluation_rounds.describe_metrics(found):
+    shown['private people'] = f'{rate} ({round_name})'
   return shown
 
 
@@ -751,7 +817,7 @@ async def _open(
   Returns:
     The open run, the state to continue from, and its number of rounds.
   """
-  process_state, _, public = await prepare(training)
+  process_state, _, public, evaluations = await prepare(training)
   sampling = training.sampling
   # Only now: what is wrong with the process must not leave a folder behind.
   folder = stack.enter_context(run_dir.RunDir(
@@ -784,7 +850,9 @@ async def _open(
   private, shows_exact = None, True
   if sampling is not None:
     private, shows_exact = _open_private(training, ledger, state)
-  opened = _OpenRun(training, folder, ledger, private, public, shows_exact)
+  opened = _OpenRun(
+      training, folder, ledger, private, public, shows_exact, evaluations
+  )
   return opened, state, round_num
 
 
@@ -934,7 +1002,7 @@ def _finish(
   results = {
       f'{training.step_name}s': round_num,
       **own_results,
-      **{name: metrics[name] for name in metrics if name.startswith('dev_')},
+      **{name: metrics[name] for name in metrics if name.startswith(_MEASURED)},
   }
   # Durations depend on which clients took part.
   if opened.shows_exact:
