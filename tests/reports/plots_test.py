@@ -140,6 +140,24 @@ class PlotsTest(cases.TestCase):
         [style.COLORS[name] for name in of],
     )
 
+  def test_noised_rates_over_rounds_have_intervals(self):
+    self.assertIsNone(plots.noised_word_error_rates([self.private()]))
+    name = 'noised_word_error_rate'
+    run = self.private('evaluated', metrics={
+        'epsilon': {1: 1.0, 2: 2.0, 3: 3.0},
+        name: {1: 0.5, 3: 0.25},
+        f'{name}_low': {1: 0.4, 3: 0.125},
+        f'{name}_high': {1: 0.6, 3: 0.375},
+    })
+    (axes,) = plots.noised_word_error_rates([run]).axes
+    self.assertEqual(list(axes.lines[0].get_xdata()), [1, 3])
+    self.assertEqual(list(axes.lines[0].get_ydata()), [50, 25])
+    (area,) = axes.collections
+    corners = {tuple(each) for each in area.get_paths()[0].vertices}
+    self.assertContainsSubset(
+        {(1, 40), (1, 60), (3, 12.5), (3, 37.5)}, corners
+    )
+
   def test_private_evaluations_are_histograms_with_error_bars(self):
     plain = self.seed()
     self.assertIsNone(plots.private_evaluations([plain]))

@@ -203,6 +203,17 @@ class TablesTest(cases.TestCase):
     ]])
     self.assertEqual(found[0][3], '50 % of people at most')
 
+  def test_of_the_evaluations_in_training_the_last_is_shown(self):
+    run = run_folders.with_private_evaluation(self.run_('evaluated', 1))
+    (after,) = run.private_evaluations
+    run = dataclasses.replace(run, private_evaluations=[
+        after | {'round': 10}, after | {'round': 20}, after,
+    ])
+    found = tables.private_evaluations([run])
+    self.assertEqual(
+        [row[0] for row in found[1:]], ['evaluated, round 20', 'evaluated']
+    )
+
   def test_epsilon_is_shown_with_its_accountant(self):
     run = self.run_('private', 1, privacy=run_folders.privacy(epsilon=4.5))
     for accounts, expected in (

@@ -300,12 +300,32 @@ def _who_gains(run: runs_lib.Run) -> str:
   )
 
 
+def noised_word_error_rates(runs: Runs) -> Optional[Figure]:
+  """Plots word error rates of private people over rounds, with intervals."""
+  name = 'noised_word_error_rate'
+  figure = _over_time(
+      runs, {name: ''}, label='WER of private people, %', scale=100
+  )
+  if figure is None:
+    return None
+  axes = figure.axes[0]
+  for run in runs:
+    rounds, low = _points(_finite(run, f'{name}_low'))
+    _, high = _points(_finite(run, f'{name}_high'))
+    axes.fill_between(
+        rounds, 100 * np.array(low), 100 * np.array(high), alpha=0.15,
+        color=color_of(runs, run), linewidth=0,
+    )
+  return figure
+
+
 def private_evaluations(runs: Runs) -> Optional[Figure]:
   """Plots the histograms of people's rates that were released with privacy.
 
-  A panel for each evaluation. Bars have the 95 % interval of their noise.
+  A panel for each evaluation; of those between the rounds of a training, the
+  last. Bars have the 95 % interval of their noise.
   """
-  found = [(run, each) for run in runs for each in run.private_evaluations]
+  found = [(run, each) for run in runs for each in run.final_evaluations]
   if not found:
     return None
   num_rows, columns = _grid_shape(len(found))

@@ -153,6 +153,7 @@ def _released(
               _transposed(tables.private_evaluations(runs)),
               note=_PRIVATE_EVALUATION,
           ),
+          draw('noised_word_error_rates', plots.noised_word_error_rates(runs)),
           draw('private_evaluations', plots.private_evaluations(runs)),
       ],
       'Configuration': [

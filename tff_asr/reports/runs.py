@@ -117,6 +117,7 @@ class PrivateEvaluation(TypedDict):
   delta: float
   total_epsilon: float | str
   trained_on: bool
+  round: NotRequired[int]  # Of training, after which it was done.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,6 +194,13 @@ class Run:
         return group
       num_evaluations -= group['rounds']
     return {}
+
+  @property
+  def final_evaluations(self) -> Sequence[PrivateEvaluation]:
+    """Returns its private evaluations; of those in training, the last."""
+    found = self.private_evaluations
+    last = max((each.get('round', 0) for each in found), default=0)
+    return [each for each in found if each.get('round', last) == last]
 
   @property
   def speakers(self) -> Mapping[str, word_errors.WordErrors]:

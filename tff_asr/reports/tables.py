@@ -304,8 +304,11 @@ def personal_gains(runs: Sequence[runs_lib.Run]) -> Table:
 
 
 def private_evaluations(runs: Sequence[runs_lib.Run]) -> Table:
-  """Returns the private evaluations of runs, and the epsilon that each cost."""
-  found = [(run, each) for run in runs for each in run.private_evaluations]
+  """Returns the private evaluations of runs, and the epsilon that each cost.
+
+  Of those between the rounds of a training, the last.
+  """
+  found = [(run, each) for run in runs for each in run.final_evaluations]
   shares = sorted({share for _, each in found for share in each['quantiles']})
   cells = [[
       'private evaluation, %',
@@ -317,8 +320,9 @@ def private_evaluations(runs: Sequence[runs_lib.Run]) -> Table:
   ]]
   for run, each in found:
     people = each['num_people']['estimate']
+    after = f', round {each["round"]}' if 'round' in each else ''
     cells.append([
-        run.name,
+        f'{run.name}{after}',
         f'{people:,.0f} ' + (
             'it was trained on' if each['trained_on'] else 'others'
         ),
