@@ -21,8 +21,7 @@ costs nothing more:
                       tell the share of people below from the quantile's.
 
 Intervals (95 %) contain the noise and, where cohorts were sampled, the draw of
-people. They do not contain the width of a bin or what W and the limit of 1 on a
-rate change.
+people. They do not contain what W and the limit of 1 on a rate change.
 
   K: bins of rates.
 """
@@ -77,7 +76,7 @@ class PersonVectors:
   """How people are made vectors, and what their noised sum says.
 
   Attributes:
-    max_words: W, for instance the median words of a public dev speaker.
+    max_words: W, such as the words that 90 % of people do not exceed.
     min_words: A person with fewer has no rate.
     num_bins: K, of equal width from 0 to 1; the last one holds 1 and above.
   """
