@@ -25,6 +25,9 @@ from tff_asr.privacy import privacy_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise
 from tff_asr.reports import plots
+from tff_asr.reports import style
+
+plt.style.use(style.PATH)
 
 DELTA = 1e-5
 
@@ -61,9 +64,7 @@ def sums(contribution, *, noise_multiplier):
   return contribution + drawn.numpy() / GRID
 
 
-picture, panels = plt.subplots(
-    1, 3, figsize=(10, 3.6), sharey=True, layout='constrained'
-)
+picture, panels = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
 wrong = np.linspace(0, 1, 400)
 for axes, noise_multiplier in zip(panels, (8, 4, 2)):
   limit = privacy_report.plan(
@@ -110,9 +111,7 @@ changes = {
     ),
     'rounds': ('rounds', np.geomspace(1, 2000, 14).astype(int)),
 }
-picture, panels = plt.subplots(
-    1, 3, figsize=(10, 3.3), sharey=True, layout='constrained'
-)
+picture, panels = plt.subplots(1, 3, figsize=(10, 3.3), sharey=True)
 for axes, (name, (label, values)) in zip(panels, changes.items()):
   curve = [epsilon(**plan | {name: value.item()}) for value in values]
   axes.axhspan(10, 200, color='0.9')
@@ -144,7 +143,7 @@ cohort_sizes = [100, 250, 500, 1000, 2500, 5000, 10_000]
 grown = [small] + privacy_report.extrapolate(small, cohort_sizes=cohort_sizes)
 populations = [each.rounds[0].sampling.population for each in grown]
 
-picture, axes = plt.subplots(figsize=(6, 3.4), layout='constrained')
+picture, axes = plt.subplots(figsize=(6, 3.4))
 axes.axhspan(10, 1e4, color='0.9')
 axes.loglog(populations, [each.epsilon for each in grown], 'o-')
 axes.plot(plan['population'], star, '*', markersize=14)

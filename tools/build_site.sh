@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the site of mkdocs.yml into site/; a broken link is an error.
 #   tools/build_site.sh
+#   REPOSITORY_URL=https://... tools/build_site.sh   # with a link to it
 # Needs Python 3.11 and the package index; .venvs/docs gets what
 # requirements-docs.txt pins.
 set -euo pipefail

@@ -31,7 +31,7 @@ class SummaryTest(cases.TestCase):
     return tables.Row(name, [run])
 
   def test_table_by_hand(self):
-    privacy = run_folders.privacy(epsilon=4.5)
+    privacy = run_folders.privacy(epsilon=4.5) | {'epsilon_pld': 4.5}
     found = summary.overview(
         [
             self.row('seed', 8, 6, with_lm=(4, 4)),
@@ -42,13 +42,13 @@ class SummaryTest(cases.TestCase):
     )
     plus, minus = '+10.0 (+10.0 to +10.0)', '-10.0 (-10.0 to -10.0)'
     with_lm = '-20.0 (-20.0 to -20.0)'
-    difference = 'minus control (95 %)'
+    difference = 'minus control'
     self.assertEqual(found, [
         ['', 'WER %', difference, 'with LM', difference, 'CER %', 'epsilon'],
         # Resamples of two speakers; the second loses two words of ten.
         ['seed', '70.0', plus, '40.0', '+10.0 (+0.0 to +20.0)', '17.5', '-'],
         ['control', '60.0', '', '30.0', '', '15.0', '-'],
-        ['DP', '50.0', minus, '10.0', with_lm, '12.5', '4.5'],
+        ['DP', '50.0', minus, '10.0', with_lm, '12.5', '4.5 (PLD)'],
     ])
 
   def test_without_a_language_model_its_columns_are_empty(self):

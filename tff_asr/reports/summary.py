@@ -42,7 +42,7 @@ def overview(rows: Sequence[tables.Row], *, baseline: str) -> tables.Table:
     baseline: Label of the row that differences are from.
   """
   (base,) = (row for row in rows if row.label == baseline)
-  difference = f'minus {baseline} (95 %)'
+  difference = f'minus {baseline}'
   cells = [
       ['', 'WER %', difference, 'with LM', difference, 'CER %', 'epsilon']
   ]
@@ -144,5 +144,5 @@ def _best_measure(row: tables.Row) -> str:
 
 
 def _epsilon(row: tables.Row) -> str:
-  """Epsilon; '-' for rows that no private speaker trained."""
-  return tables.epsilon(row) or '-'
+  """Epsilon, as '4.94 (PLD)'; '-' for rows that no private speaker trained."""
+  return tables.epsilon_by(row) or '-'
