@@ -633,16 +633,13 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       '## Why',
       report_lib.wrap(
           'LAMB scales the step of each layer separately, so a layer that is '
-          'mostly noise moves as far as one that is mostly signal. Norm of the '
-          'noise over that of the clipped mean, by layer, at (noise norm) / C '
-          'of .63: the worst, the median and the best layer.'
+          'mostly noise moves as far as one that is mostly signal. Over the '
+          'models, at (noise norm) / C of .63, the norm of the noise over that '
+          'of the clipped mean, by layer; the share of layers that is clipped; '
+          'and the cosine of the clipped mean with the clean one, before noise:'
       ),
-      tables.markdown(_layers(measured)),
-      report_lib.wrap(
-          'Models, the share of layers that is clipped, and the cosine of the '
-          'clipped mean with the clean one, before noise:'
-      ),
-      tables.markdown(_models(measured)),
+      tables.markdown(_ranges(measured)),
+      report_lib.wrap(_sizes(measured)),
   ]
   files.write_text(path, '\n\n'.join(filter(None, sections)) + '\n')
 
@@ -733,26 +730,6 @@ def _sign(found: Mapping[str, Any], other: str, noise: float) -> int:
   return int(gap.low > 0) - int(gap.high < 0)
 
 
-def _models(measured: Mapping[str, Any]) -> tables.Table:
-  rows = [[
-      'model', 'parameters', 'layers', 'median norm', 'layers clipped, %',
-      'cosine',
-  ]]
-  for name, found in measured.items():
-    means = lambda quantity, found=found: [
-        np.mean(_select(found, quantity, split)) for split in _SPLITS
-    ]
-    rows.append([
-        name,
-        f'{found["num_elements"]:,}',
-        str(found['num_layers']),
-        f'{found["median_norm"]:.3g}',
-        ' / '.join(f'{100 * each:.0f}' for each in means('layers_clipped')),
-        ' / '.join(f'{each:.3f}' for each in means('bias')),
-    ])
-  return rows
-
-
 def _gains(
     measured: Mapping[str, Any], cases: Mapping[str, dict[str, Any]]
 ) -> tables.Table:
@@ -790,14 +767,36 @@ def _uncertainty(measured: Mapping[str, Any]) -> str:
   )
 
 
-def _layers(measured: Mapping[str, Any]) -> tables.Table:
-  rows = [['model', *_SPLITS]]
+def _sizes(measured: Mapping[str, Any]) -> str:
+  """Parameters and layers of the models, of equal ones once, and C."""
+  sizes = {}
   for name, found in measured.items():
+    size = f'{found["num_elements"]:,} in {found["num_layers"]} layers'
+    sizes.setdefault(size, name)
+  norms = [found['median_norm'] for found in measured.values()]
+  return (
+      'Parameters: '
+      + '; '.join(f'{name}: {size}' for size, name in sizes.items())
+      + f'. Median norms are {min(norms):.3g} to {max(norms):.3g}.'
+  )
+
+
+def _ranges(measured: Mapping[str, Any]) -> tables.Table:
+  """The least and the most of what clipping leaves, over the models."""
+  rows = {}
+  for quantity, index, title, digits in (
+      ('noise_over_signal', 0, 'noise over mean, worst layer', '.2g'),
+      ('noise_over_signal', 1, 'noise over mean, median layer', '.2g'),
+      ('noise_over_signal', 2, 'noise over mean, best layer', '.2g'),
+      ('layers_clipped', 0, 'layers clipped', '.0%'),
+      ('bias', 0, 'cosine', '.3f'),
+  ):
     cells = []
     for split in _SPLITS:
-      ratios = np.mean(
-          _select(found, 'noise_over_signal', split), axis=0
-      )
-      cells.append(' / '.join(f'{ratio:.2g}' for ratio in ratios))
-    rows.append([name, *cells])
-  return rows
+      means = [
+          np.ravel(np.mean(_select(found, quantity, split), axis=0))[index]
+          for found in measured.values()
+      ]
+      cells.append(f'{min(means):{digits}} to {max(means):{digits}}')
+    rows[title] = cells
+  return [['', *_SPLITS], *([title, *cells] for title, cells in rows.items())]

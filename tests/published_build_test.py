@@ -101,7 +101,7 @@ class PublishedBuildTest(parameterized.TestCase):
     setting = f"NOISE_FACTORS = {{'{pattern}': 1, '': 0}}"
     page = experiment_files.read('docs/recipe.md')
     self.assertIn(setting.replace(pattern, 'G'), page)
-    self.assertIn(f'| G = {pattern} |', page)
+    self.assertIn(f', G = {pattern}', page)
     path = 'gin/experiments/cv_en_dp_from_ls.gin'
     specs = weights_lib.tensor_specs(_part(ctc.build, path)().specs)
     query = config.bind(

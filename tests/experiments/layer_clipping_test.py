@@ -108,13 +108,14 @@ class LayerClippingTest(cases.TestCase):
     titles = [' '.join(each).split() for each in rows]
     noises = [f'{noise:g}' for noise in layer_clipping._NOISES]
     self.assertIn(['model', *noises], titles)
-    # One of each of four tables a state, with its gains in the first two.
     for name in ('small', 'other'):
-      found = [row for row in rows if row and row[0].strip() == name]
-      self.assertLen(found, 4)
-      for cell in (*found[0][1:], *found[1][1:]):
+      by_noise, by_case = [
+          row[1:] for row in rows if row and row[0].strip() == name
+      ]
+      for cell in (*by_noise, *by_case):
         self.assertRegex(cell.strip(), r'^(-?\d\.\d\d( / )?){3}( [-+])?$')
     self.assertNotIn('nan', text)
+    self.assertIn('small: 5 in 2 layers. Median norms are 1 to 1.', text)
     self.assertGreater(
         os.path.getsize(self.path('results', 'layer_clipping.png')), 1000
     )
