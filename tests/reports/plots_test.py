@@ -95,7 +95,7 @@ class PlotsTest(cases.TestCase):
         (plots.update_norms, ['before clipping (not private)']),
         (plots.clipped, ['clients (not private)']),
         (plots.losses, ['']),
-        (plots.training_losses, [' (not private)']),
+        (plots.training_losses, ['(not private)']),
         (
             plots.noise,
             [
@@ -104,7 +104,11 @@ class PlotsTest(cases.TestCase):
             ],
         ),
     ):
-      titles = [axes.get_title() for axes in draw([run]).axes if axes.lines]
+      titles = [
+          # Wrapped to the width of the panel.
+          ' '.join(axes.get_title().split())
+          for axes in draw([run]).axes if axes.lines
+      ]
       self.assertEqual(titles, expected)
 
   def test_missing_metrics_give_no_plot(self):

@@ -80,3 +80,13 @@ class StyleTest(parameterized.TestCase):
     self.assertEmpty(panel.texts)
     (legend,) = figure.legends
     self.assertLen(legend.get_texts(), 9)
+
+  def test_titles_of_panels_are_wrapped_to_their_width(self):
+    figure, panels = style.figure(1, 3)
+    for panel in panels:
+      style.set_panel_title(panel, 'signal: the mean of 5 $ without noise')
+    figure.savefig(io.BytesIO(), format='png')
+    ends = [panel.title.get_window_extent() for panel in panels]
+    for left, right in zip(ends, ends[1:]):
+      self.assertLess(left.x1, right.x0)
+    self.assertIn(r'\$', panels[0].get_title())

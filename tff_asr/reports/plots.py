@@ -29,6 +29,8 @@ _PANEL_HEIGHT = 3.0
 _COLUMNS = 3
 # Names of more layers would overlap.
 _MAX_NAMED_LAYERS = 60
+# More have small names.
+_MAX_LARGE_NAMES = 12
 # Each point is an accounting of its own.
 _POINTS_PER_DECADE = 6
 _LINES = ('--', ':', '-.')
@@ -106,12 +108,16 @@ def update_norms(runs: Runs) -> Optional[Figure]:
 
 def clipped(runs: Runs) -> Optional[Figure]:
   """Plots the shares of clients and of layers that clipping changed."""
-  return _over_time(
+  figure = _over_time(
       runs,
       {'clipped_clients': 'clients', 'clipped_layers': 'layers of clients'},
       label='share clipped, %',
       scale=100,
   )
+  if figure is not None:
+    # With room for marks at 0 and 100. The panels share the axis.
+    figure.axes[0].set_ylim(-3, 103)
+  return figure
 
 
 def noise(runs: Runs) -> Optional[Figure]:
@@ -159,8 +165,8 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
   # A logarithmic axis cannot show a norm of 0.
   if all(value > 0 for value in before.values()):
     left.set_xscale('log')
+    style.set_plain_ticks(left.xaxis)
   left.set_xlabel("norm of a client's update (mean)")
-  left.legend(fontsize=style.SMALL_TEXT)
   right.barh(
       heights,
       [100 * shares.get(n, math.nan) for n in names],
@@ -168,9 +174,11 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
   )
   right.set_xlim(0, 100)
   right.set_xlabel('clients clipped, %')
-  left.set_yticks(heights, list(map(style.escape, names)), fontsize='x-small')
+  size = style.SMALL_TEXT if len(names) <= _MAX_LARGE_NAMES else 'x-small'
+  left.set_yticks(heights, list(map(style.escape, names)), fontsize=size)
   # The first layer is on top.
   left.set_ylim(len(names) - 0.5, -0.5)
+  style.legend(figure, [left])
   return figure
 
 
@@ -209,7 +217,7 @@ def norms_by_block(runs: Runs) -> Optional[Figure]:
             *_points(blocks), 'o-', markersize=3, label=style.escape(part)
         )
       axes.set_yscale('log')
-      axes.set_title(f'{style.escape(run.name)} (not private)')
+      style.set_panel_title(axes, f'{run.name} (not private)')
       axes.set_xlabel('block')
       axes.xaxis.set_major_locator(style.whole_numbers())
     # Panels of a row share their axis, so ticks fit all of its curves.
@@ -349,9 +357,10 @@ def private_evaluations(runs: Runs) -> Optional[Figure]:
               np.full(len(counts), each['bin_half_width'])],
         error_kw={'ecolor': style.GRAY, 'elinewidth': 1},
     )
-    axes.set_title(
-        f'{style.escape(run.name)}, epsilon '
-        f'{privacy_report.format_epsilon(each["epsilon"])}'
+    style.set_panel_title(
+        axes,
+        f'{run.name}, epsilon '
+        f'{privacy_report.format_epsilon(each["epsilon"])}',
     )
     axes.set_xlim(0, 100)
     axes.set_xlabel('WER of a person, %')
@@ -376,7 +385,8 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
     if is_private(run):
       axes.plot(run.epsilon, 100 * rate, 'o', **options)
     else:
-      options['label'] += '' if run.is_public else ' (no DP)'
+      is_said = run.is_public or 'no DP' in run.name
+      options['label'] += '' if is_said else ' (no DP)'
       axes.axhline(100 * rate, linestyle='--', linewidth=1, **options)
   _mark_useful_epsilon(axes.axvline)
   # Marks at the border would be cut.
@@ -510,7 +520,7 @@ def plot_points(
     if series is None:  # The last row of the grid may not be full.
       axes.set_axis_off()
       continue
-    axes.set_title(panel)
+    style.set_panel_title(axes, panel)
     axes.set_xlabel(label)
     for (name, value), dashes in zip(lines.items(), itertools.cycle(_LINES)):
       axes.axhline(
@@ -770,8 +780,8 @@ def _over_time(
           color=color_of(runs, run), label=style.escape(run.name),
       )
     is_exact = any(f'not_private/{name}' in run.metrics for run in found)
-    panel.set_title(
-        metrics[name] + (' (not private)' if is_exact else '')
+    style.set_panel_title(
+        panel, metrics[name] + (' (not private)' if is_exact else '')
     )
     panel.set_yscale(yscale)
     if yscale == 'log':

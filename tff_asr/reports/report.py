@@ -33,6 +33,7 @@ _OWN_STYLE = """
 h2 { font-size: 1.5rem; margin: 3rem 0 .3rem; }
 h3 { font-size: 1.15rem; margin: 2rem 0 .7rem; }
 h4 { font-size: 1rem; margin: 1.2rem 0 .4rem; overflow-wrap: anywhere; }
+.cards { margin-top: 1.2rem; }
 .card h3 { font-size: 1.05rem; margin: 0; }
 .wide { overflow-x: auto; margin: .7rem 0; }
 table { border-collapse: collapse; font-size: .9rem; }
@@ -54,7 +55,7 @@ summary { cursor: pointer; margin: .5rem 0; font-weight: 600; }
 .words { border-collapse: separate; border-spacing: .3rem 0; }
 .words td { border: 0; padding: 0 .2rem; text-align: center;
   border-radius: .2rem; }
-.words th { color: var(--soft); font-weight: 400; }
+.words th { border: 0; color: var(--soft); font-weight: 400; }
 .substitute { background: var(--bad-soft); color: var(--bad); }
 .delete { background: var(--bad-soft); color: var(--bad);
   text-decoration: line-through; }

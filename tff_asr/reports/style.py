@@ -115,6 +115,15 @@ def set_title(drawn: Figure, text: str) -> None:
     )
 
 
+def set_panel_title(panel: axes_lib.Axes, text: str) -> None:
+  """Sets the title of a panel, wrapped to its width; dollars are escaped."""
+  width = panel.get_position().width * panel.figure.get_figwidth()
+  wrapped = textwrap.fill(
+      escape(text), max(1, int(_CHARACTERS_PER_INCH * width))
+  )
+  panel.set_title(wrapped, fontsize=SMALL_TEXT)
+
+
 def escape(name: str) -> str:
   """Escapes dollars, which matplotlib would parse as formulas."""
   return name.replace('$', r'\$')
@@ -205,7 +214,7 @@ def legend(drawn: Figure, panels: Iterable[axes_lib.Axes]) -> None:
 
 def whole_numbers() -> ticker.Locator:
   """Returns ticks at round whole numbers."""
-  return ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+  return ticker.MaxNLocator('auto', integer=True, steps=[1, 2, 5, 10])
 
 
 def set_log_axis(panel: axes_lib.Axes, xs: Iterable[float]) -> None:
