@@ -621,11 +621,10 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       f'delta {_DELTA:g}, for an utterance.',
       'Tensors are frozen whole, and the largest of the 16 has 53 % of the '
       'parameters: the lowest 80 % and 95 % are the same tensors wherever '
-      'their losses are. Other rates and numbers of steps were tried on one '
-      'seed each (.003: the control gained .19; 100 steps of 64 utterances: '
-      '.31 to .37). One model, one warm start a seed, speech of one generator: '
-      'a ranking here need not hold at full size. Where a run was stopped, '
-      'rows have fewer seeds than others.',
+      'their losses are. With other rates and steps, on one seed each, the '
+      'control gained .19 (rate .003) and .31 to .37 (100 steps of 64). One '
+      'model, one warm start a seed, speech of one generator: a ranking here '
+      'need not hold at full size.',
   )
   first, *others = map(report_lib.wrap, intro)
   return '\n\n'.join([
@@ -638,14 +637,12 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       '`noiseless` is the positive control: clipped training without noise.',
       '## Claims',
       tables.markdown(_claim_table(losses)),
-      '## Before training',
       report_lib.wrap(
-          'Cosine of a step\'s noised, clipped mean with the mean of 1,024 '
-          'private gradients, of all layers, at the warm start, by C over '
-          f'their median norm; noise {_RATIO:g} (batches of 8 and 128: the '
-          'noise of the same epsilon).'
+          'Before training, the cosine of a step\'s noised, clipped mean with '
+          'the mean of 1,024 private gradients, of all layers, at the warm '
+          f'start, by C over their median norm; noise {_RATIO:g} (batches of 8 '
+          f'and 128: the noise of the same epsilon): {_cosines(results)}.'
       ),
-      tables.markdown(_cosine_table(results)),
       '## Word error rates after fine-tuning',
       report_lib.wrap(
           f'With a CTC head of {tokenizer_lib.for_language("en").vocab_size} '
@@ -701,28 +698,20 @@ def _claim_table(losses: Sequence[dict[str, float]]) -> tables.Table:
   return claims
 
 
-def _cosine_table(results: dict[str, dict]) -> tables.Table:
+def _cosines(results: dict[str, dict]) -> str:
   """Cosines of noised and clean means before training, by C."""
-  found: dict[str, dict[float, float]] = {}
+  found: dict[str, list[str]] = {}
   tried = [each['cosines'] for each in results.values() if 'cosines' in each]
   for alike in zip(*tried):
     split, batch_size, clip, share = alike[0][:4]
     label = f'{split}, batch {batch_size}'
     if share:
       label += f', lowest {share:.0%} frozen'
-    cosine = float(np.mean([each[4] for each in alike]))
-    found.setdefault(label, {})[clip] = cosine
-  clips = sorted({clip for cosines in found.values() for clip in cosines})
-  return [
-      ['', *(f'{clip:g}' for clip in clips)],
-      *(
-          [
-              label,
-              *(f'{cosines[c]:.3f}' if c in cosines else '' for c in clips),
-          ]
-          for label, cosines in found.items()
-      ),
-  ]
+    cosine = np.mean([each[4] for each in alike])
+    found.setdefault(label, []).append(f'{cosine:.3f} ({clip:g})')
+  return '; '.join(
+      f'{label}: {", ".join(cosines)}' for label, cosines in found.items()
+  )
 
 
 def _rate_table(tuned: Sequence[dict[str, list]]) -> tables.Table:

@@ -71,10 +71,10 @@ def write(*, folders: jobs.Folders, path: str) -> None:
     sections.append(
         _section(study, by_test, folders=folders, plots_dir=plots_dir)
     )
+  claims = _claim_table(measured, tests=suite.tests)
   parts = [
       suite.introduction.rstrip('\n'),
-      '## What holds',
-      tables.markdown(_claim_table(measured, tests=suite.tests)),
+      *(['## What holds', tables.markdown(claims)] if claims[1:] else []),
       *sections,
       *_notes(measured),
   ]

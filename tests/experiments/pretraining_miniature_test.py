@@ -70,6 +70,7 @@ class ReportTest(absltest.TestCase):
                 'cosines': [
                     ['dim', 32, 0.5, 0.8, 0.1 * seed],
                     ['dim', 32, 1.0, 0.0, 0.2 * seed],
+                    ['dim', 32, 2.0, 0.0, 0.1],
                 ],
             }
             for seed, found in enumerate(losses, 1)
@@ -84,9 +85,11 @@ class ReportTest(absltest.TestCase):
     self.assertIn(
         '| Noise 1 costs. | not decided: +0.067 (-0.313 to +0.446) |', lines
     )
-    self.assertIn('| | 0.5 | 1 |', lines)
-    self.assertIn('| dim, batch 32, lowest 80% frozen | 0.200 | |', lines)
-    self.assertIn('| dim, batch 32 | | 0.400 |', lines)
+    self.assertIn(
+        'same epsilon): dim, batch 32, lowest 80% frozen: 0.200 (0.5); dim, '
+        'batch 32: 0.400 (1), 0.100 (2).',
+        ' '.join(lines),
+    )
     self.assertIn('| noise 4 | not run | | | | |', lines)
 
   def test_word_errors_are_compared_over_speakers_and_seeds(self):

@@ -163,6 +163,8 @@ class ReportTest(tiny.TestCase):
     self.assertEqual(
         self.cells(text)['federated'][-2:], ['40.0 to 60.0', '30.0 to 50.0']
     )
+    # A suite without claims has no table of them.
+    self.assertNotIn('What holds', text)
 
   def test_a_margin_is_what_one_row_may_be_worse_by(self):
     self.finish('seed', 6, 8)
