@@ -14,6 +14,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+# TensorFlow's public API does not return optimized graphs.
+from tensorflow.python.eager import context as eager_context
+
 from tests import cases
 from tests import fakes
 from tests import reference
@@ -23,6 +26,7 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.execution import client_round
+from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.learning import client_update
@@ -505,6 +509,29 @@ class ProcessTest(cases.TestCase):
     self.assertTrue(all(np.any(part) for one in alone for part in one[:1]))
     for whole, *parts in zip(together, *alone, strict=True):
       np.testing.assert_array_equal(whole, sum(parts))
+
+  def test_a_clients_delta_is_squared_once(self):
+    # The client's measurements and its clip both need the sums of squares.
+    num_tensors = len(tiny.recognizer().specs)
+    runtime = eager_context.context()
+    # A new context: functions are optimized, and collected, at their first run.
+    built = multi_device.build_sync_context()
+    self.enter_context(tff.framework.get_context_stack().install(built))
+    process = _of_shards(3)
+    state = fed_avg.set_noise_key(process.initialize(), keys.draw())
+    runtime.enable_run_metadata()
+    self.addCleanup(runtime.disable_run_metadata)
+    process.next(state, _load_shards(3).locate_clients(['cai']))
+    counts = []
+    for function in runtime.export_run_metadata().function_graphs:
+      optimized = function.post_optimization_graph
+      counts.append(sum(
+          node.op == 'L2Loss' and node.attr['T'].type == tf.float64
+          for nodes in graph.node_lists(optimized)
+          for node in nodes
+      ))
+    # The client's function, and the server's, which squares the sum.
+    self.assertEqual(sorted(filter(None, counts)), [num_tensors] * 2)
 
   def test_a_round_of_two_processes_is_the_mean_of_their_means(self):
     data = client_data.SpeechClientData(

@@ -32,11 +32,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import sequential
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import grid_clipper
 
 _WEIGHTS = ('utterances', 'seconds')
 
@@ -400,13 +402,15 @@ def _result(
   if factor is not None:
     # Before the clip, so that what one client adds to the sum stays below C.
     delta = tf.nest.map_structure(lambda part: part * factor, delta)
-  parts = tf.nest.flatten(delta)
-  norm = tf.linalg.global_norm(parts)
-  # The test by which the query replaces an update by zeros. Not by the norm,
-  # which may overflow for finite elements.
-  is_finite = tf.reduce_all(
-      [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
+  # As the query's clip computes it: in one graph TensorFlow computes it once,
+  # and both find the same updates non-finite, whose sum of squares in float64
+  # is not finite. The norm in float32 may overflow for finite elements.
+  squares = sequential.sequential_map(
+      grid_clipper.squared_norm, tf.nest.flatten(delta)
   )
+  square = tf.add_n(squares)
+  is_finite = tf.math.is_finite(square)
+  norm = tf.cast(tf.sqrt(square), tf.float32)
   has_trained = is_finite & (num_utterances > 0)
   num_steps = tf.cast(totals['num_steps'], tf.float32)
   mean_norms = totals['gradient_norms'] / tf.maximum(num_steps, 1.0)
