@@ -216,18 +216,27 @@ def _build_train(
   # AutoGraph converts the loops. All else is excluded from it: converting code
   # takes longer than tracing it.
   @tf.function
-  def train(weights, seed, examples, is_augmented):
+  def take_all_steps(weights, seed, examples, is_augmented):
     client = pipeline.open_client(
         examples, seed=seed, num_epochs=local.num_epochs
     )
     trained, totals = take_steps(weights, client, is_augmented)
+    # Where rounds are means of processes' means (`process_means`).
+    factors = client.rows.get(records.WEIGHT)
+    return trained, totals, client.client_id, factors
+
+  def train(weights, seed, examples, is_augmented):
+    trained, totals, client_id, factors = take_all_steps(
+        weights, seed, examples, is_augmented
+    )
+    # Outside of that function: its results wait for all that it does, so its
+    # ops on them could not be shared with the clip.
     return _result(
         weights,
         trained,
         totals,
-        client_id=client.client_id,
-        # Where rounds are means of processes' means (`process_means`).
-        weights=client.rows.get(records.WEIGHT),
+        client_id=client_id,
+        weights=factors,
         local=local,
         frozen=frozen,
         frame_shift_sec=pipeline.front_end.frame_shift_sec,
