@@ -4,6 +4,7 @@ The rounds themselves are tested with those of `private_evaluation`.
 """
 
 import asyncio
+import dataclasses
 import functools
 import json
 import os
@@ -303,16 +304,30 @@ class EvaluationRoundsTest(cases.TestCase):
     self.assertIn('after round 2 is left out', ''.join(logs.output))
     self.assertEqual((results['rounds'], self.charged()), (2, (2, 0)))
 
-  @parameterized.parameters(
-      ('min_sep', 'min_sep cohorts need noise that is correlated'),
-      ('cyclic', 'cyclic cohorts need noise that is correlated'),
-  )
-  def test_cohorts_of_correlated_noise_are_refused(self, kind, message):
-    sampling = accounting.Sampling(
-        kind=kind, cohort_size=2, population=100, min_sep=10
-    )
-    with self.assertRaisesRegex(ValueError, message):
-      evaluation_rounds.check_sampling(sampling)
+  @parameterized.parameters('min_sep', 'cyclic')
+  def test_cohorts_of_correlated_noise_are_refused(self, kind):
+    with self.assertRaisesRegex(
+        ValueError, f'the {kind} cohorts of the training need noise that'
+    ):
+      self.plan(sampling=accounting.Sampling(
+          kind=kind, cohort_size=2, population=100, min_sep=10
+      ))
+
+  def test_a_model_that_writes_no_text_is_refused(self):
+    pipeline = dataclasses.replace(_shared()['pipeline'], tokenizer=None)
+    with self.assertRaisesRegex(ValueError, 'the model writes no text'):
+      self.plan(pipeline=pipeline)
+
+  def plan(self, **changes) -> None:
+    asyncio.run(evaluation_rounds.plan(_settings(), **dict(
+        model=_shared()['model'],
+        pipeline=_shared()['pipeline'],
+        client_data=_shared()['client_data'],
+        sampling=accounting.Sampling(
+            kind='poisson', cohort_size=2, population=4
+        ),
+        weights={},
+    ) | changes))
 
   def test_a_training_without_noise_is_refused(self):
     state = runs.process_state(
@@ -341,6 +356,19 @@ class EvaluationRoundsTest(cases.TestCase):
           output_dir=self.run, num_rounds=1, private_evaluation=_settings()
       ))
     self.assertFalse(os.path.exists(self.run))
+
+  def test_a_rate_that_is_not_known_is_left_out_of_metrics(self):
+    # Of all noise and no words.
+    found = _VECTORS.estimate(np.zeros(_VECTORS.size), stddev=1.0)
+    metrics = evaluation_rounds.metrics(found)
+    self.assertEqual(metrics, {
+        'noised_word_error_rate_low': 0.0, 'noised_word_error_rate_high': 1.0,
+    })
+    self.assertEqual(
+        evaluation_rounds.describe_metrics(metrics),
+        'WER not known (0.0 to 100.0)',
+    )
+    self.assertEqual(evaluation_rounds.describe_metrics({'epsilon': 1.0}), '')
 
   @parameterized.parameters(
       (dict(every=0), 'private_evaluate_every'),

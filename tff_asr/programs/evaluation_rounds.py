@@ -87,16 +87,6 @@ class TrainingEvaluation:
     )
 
 
-def check_sampling(sampling: accounting.Sampling) -> None:
-  """Raises ValueError unless cohorts go with independent noise."""
-  if sampling.min_sep is not None:
-    raise ValueError(
-        f'{sampling.kind} cohorts need noise that is correlated over rounds, '
-        'and an evaluation has noise of its own: evaluate @cohorts.full, '
-        '@cohorts.poisson or @cohorts.fixed_size.'
-    )
-
-
 class EvaluationRounds:
   """Rounds that evaluate weights on cohorts of one data set.
 
@@ -290,7 +280,13 @@ async def plan(
         'PRIVATE_EVALUATE_EVERY is set, but the model writes no text whose '
         'word errors could be counted.'
     )
-  check_sampling(sampling)
+  if sampling.min_sep is not None:
+    raise ValueError(
+        f'PRIVATE_EVALUATE_EVERY is set, but the {sampling.kind} cohorts of '
+        'the training need noise that is correlated over rounds, and an '
+        'evaluation has noise of its own: take a file of gin/privacy with '
+        'independent noise.'
+    )
   rounds = EvaluationRounds(
       model=model,
       pipeline=pipeline,
@@ -317,9 +313,9 @@ async def plan(
 
 
 def metrics(found: private_wer.PrivateWer) -> dict[str, float]:
-  """Returns an evaluation's figures as metrics of a round, by name."""
+  """Returns an evaluation's known figures as metrics of a round, by name."""
   rate = found.word_error_rate
-  return {
+  figures = {
       f'{PREFIX}word_error_rate': rate.estimate,
       f'{PREFIX}word_error_rate_low': rate.low,
       f'{PREFIX}word_error_rate_high': rate.high,
@@ -327,6 +323,10 @@ def metrics(found: private_wer.PrivateWer) -> dict[str, float]:
           f'{PREFIX}rate_quantile_{share:g}': each.estimate
           for share, each in found.quantiles.items()
       },
+  }
+  # With more noise than words, a rate is not known; its interval is.
+  return {
+      name: value for name, value in figures.items() if not math.isnan(value)
   }
 
 
@@ -341,12 +341,13 @@ def describe_metrics(metrics_of_round: Mapping[str, float]) -> str:
   'WER 38.2 % (36.1 to 40.3)'
   """
   name = f'{PREFIX}word_error_rate'
-  if name not in metrics_of_round:
+  if f'{name}_low' not in metrics_of_round:
     return ''
-  rate, low, high = (
-      100 * metrics_of_round[f'{name}{end}'] for end in ('', '_low', '_high')
+  low, high = (
+      100 * metrics_of_round[f'{name}_{end}'] for end in ('low', 'high')
   )
-  shown = 'not known' if math.isnan(rate) else f'{rate:.1f} %'
+  rate = metrics_of_round.get(name)
+  shown = 'not known' if rate is None else f'{100 * rate:.1f} %'
   return f'WER {shown} ({low:.1f} to {high:.1f})'
 
 

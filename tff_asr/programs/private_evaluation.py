@@ -219,7 +219,11 @@ def _plan(
         f'NUM_ROUNDS is {settings.num_rounds}, but everyone is in the first '
         'round: set it to 1.'
     )
-  evaluation_rounds.check_sampling(sampling)
+  if sampling.min_sep is not None:
+    raise ValueError(
+        f'{sampling.kind} cohorts need noise that is correlated over rounds: '
+        'evaluate @cohorts.full, @cohorts.poisson or @cohorts.fixed_size.'
+    )
   # Raises if the run's rounds have another neighbouring relation.
   relation = accounting.neighboring_relation([
       *contents.rounds,
