@@ -23,6 +23,7 @@ import time
 from unittest import mock
 
 from absl import flags
+import numpy as np
 import tensorflow_federated as tff
 
 from benchmarks import report
@@ -102,11 +103,15 @@ def _build_context() -> tff.framework.SyncContext:
       super().__init__()
       self._zeros = {}  # Exact and ordered leaves by computation.
 
-    def train(self, key, thread, positions, clients):
+    def train(self, key, thread, groups):
       del thread
-      time.sleep(client_sec * len(positions))
+      seconds = client_sec * sum(len(group.clients) for group in groups)
+      time.sleep(seconds)
       _, ordered = self._get_zeros(key)
-      return ray_worker.ClientGroupReport([], ordered)
+      return ray_worker.TrainReport(
+          # Copies, which travel one by one.
+          [], [list(map(np.copy, ordered)) for _ in groups], seconds
+      )
 
     def flush(self, key):
       exact, _ = self._get_zeros(key)

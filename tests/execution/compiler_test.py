@@ -93,18 +93,21 @@ def _checked_sum(one, other):
 class ExactSumsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ('sums', _sum, (True, False)),
-      ('counts', _count, (True,)),
-      ('maximum', _build_aggregate(_largest_count), (False, False)),
-      ('other_arithmetic', _build_aggregate(_difference), (False, False)),
-      # It also checks.
-      ('sum_with_a_check', _build_aggregate(_checked_sum), (False, False)),
+      ('sums', _sum, (True, False), True),
+      ('counts', _count, (True,), True),
+      ('maximum', _build_aggregate(_largest_count), (False, False), False),
+      ('arithmetic', _build_aggregate(_difference), (False, False), False),
+      ('sum_with_a_check', _build_aggregate(_checked_sum), (False,) * 2, False),
       # A count that another leaf needs goes with it.
-      ('mean', _build_aggregate(_mean_by_count), (False, False)),
+      ('mean', _build_aggregate(_mean_by_count), (False, False), False),
   )
-  def test_only_plain_sums_of_integers_are_exact(self, comp, expected):
-    found = compiler.compile_computation(comp).clients.is_exact
-    self.assertEqual(found, expected)
+  def test_only_plain_sums_of_integers_are_exact(
+      self, comp, expected, only_adds
+  ):
+    found = compiler.compile_computation(comp).clients
+    self.assertEqual(found.is_exact, expected)
+    # Of the others: whether NumPy may add them in place of TensorFlow.
+    self.assertEqual(found.only_adds, only_adds)
 
   @parameterized.parameters(1, 3)
   def test_exact_and_ordered_sums_are_right(self, clients_per_device):

@@ -556,7 +556,11 @@ class _FakeRunner:
   """A runner of one slot, in which fake actors follow each other."""
 
   def __init__(self, num_actors):
-    self.all = [mock.Mock(devices=['CPU:0']) for _ in range(num_actors)]
+    # They have never answered, so they are asked first.
+    self.all = [
+        mock.Mock(devices=['CPU:0'], answered_sec=-np.inf)
+        for _ in range(num_actors)
+    ]
     self.actors = {'slot': self.all[0]}
     successors = iter(self.all[1:])
 
@@ -567,7 +571,9 @@ class _FakeRunner:
     self.replace = mock.Mock(side_effect=replace)
 
 
-def _serve(runner, *, num_clients=1, get_client=lambda _: [], **options):
+def _serve(
+    runner, *, num_clients=1, group_sec=None, get_client=lambda _: [], **options
+):
   """Serves actors without Ray until the last one, or until all is flushed."""
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_runner
@@ -584,13 +590,18 @@ def _serve(runner, *, num_clients=1, get_client=lambda _: [], **options):
       scheduler=tasks,
       errors={},
       store_bytes=0,
-      get_client=get_client,
+      get_client_on_host=get_client,
       **(dict(timeout_sec=None) | options),
   )
   this_round.stop.is_set.return_value = False
   with mock.patch.object(tasks, 'complete', complete_and_stop):
     ray_runner._RayRound(
-        runner, this_round, None, num_threads=1, server_device=''
+        runner,
+        this_round,
+        ray_runner._RayPrograms(0, None, group_sec),
+        None,
+        num_threads=1,
+        server_device='',
     ).serve('slot', 0)
   return this_round
 
@@ -646,6 +657,124 @@ class LostWorkerTest(parameterized.TestCase):
     self.assertLess(ray.wait.call_count, 20)
 
 
+def _sent(actor) -> list[list[tuple[int, ...]]]:
+  """The groups' positions, in each call of `train`."""
+  return [
+      [group.positions for group in call.args[2]]
+      for call in actor.handle.train.remote.call_args_list
+  ]
+
+
+@_needs_ray
+class TaskTest(parameterized.TestCase):
+  """Tasks of several groups; Ray itself is replaced by fakes."""
+
+  def setUp(self):
+    super().setUp()
+    for name, value in (
+        ('wait', mock.Mock(return_value=([1], []))),
+        # A reference is its value here, or the error that it raises.
+        ('get', mock.Mock(side_effect=self._get)),
+    ):
+      self.enter_context(mock.patch.object(ray, name, value))
+
+  def _get(self, value):
+    if isinstance(value, Exception):
+      raise value
+    return value
+
+  def _train(self, key, thread, groups):
+    """An actor that answers at once; a group's result is its position."""
+    del key, thread
+    return ray_worker.TrainReport(
+        [],
+        [[np.float32(group.positions[0])] for group in groups],
+        self.group_sec * len(groups),
+    )
+
+  def _build(self, num_actors, group_sec=0.001):
+    self.group_sec = group_sec
+    runner = _FakeRunner(num_actors)
+    for actor in runner.all:
+      actor.answered_sec = time.monotonic()
+      actor.handle.train.remote.side_effect = self._train
+      actor.handle.flush.options().remote.return_value = 1, 'sum'
+    return runner
+
+  @parameterized.parameters(
+      # The driver needs 2 ms for a task, as long as two groups take. A worker
+      # has at most half of what is left, rounded up. The first one compiles.
+      (None, 0.001, [1, 4, 2, 2, 1]),
+      (0.0005, 0.0005, [5, 4, 1]),
+      # A second of work, rounded up.
+      (0.3, 0.3, [4, 3, 1, 1, 1]),
+      (5.0, 5.0, 10 * [1]),
+  )
+  def test_cheap_groups_come_together_in_order(self, at_first, then, sizes):
+    runner = self._build(1, then)
+    this_round = _serve(runner, num_clients=10, group_sec=at_first)
+    sent = _sent(runner.all[0])
+    self.assertEqual(list(map(len, sent)), sizes)
+    self.assertEqual(sum(sent, []), [(n,) for n in range(10)])
+    added = [call.args for call in this_round.add_ordered.call_args_list]
+    self.assertEqual(
+        [(number, float(*leaves)) for number, leaves in added],
+        [(n, n) for n in range(10)],
+    )
+    runner.replace.assert_not_called()
+
+  def test_large_values_come_alone(self):
+    runner = self._build(1)
+    values = [tf.zeros(2**18 + 1)]  # Of four bytes each.
+    _serve(runner, num_clients=4, group_sec=0.001, get_client=lambda _: values)
+    self.assertEqual(_sent(runner.all[0]), [[(n,)] for n in range(4)])
+
+  def test_an_actor_is_asked_after_silence_only(self):
+    for silent_sec, count in ((0.0, 0), (60.0, 1)):
+      runner = self._build(1)
+      (actor,) = runner.all
+      actor.answered_sec -= silent_sec
+      _serve(runner, num_clients=3)
+      self.assertEqual(actor.ping.call_count, count)
+      self.assertLess(time.monotonic() - actor.answered_sec, 50.0)
+
+  def test_a_group_that_loses_its_workers_is_found_among_others(self):
+    # Of four that come together, the one at position 3 ends its worker.
+    runner = self._build(5)
+    for actor in runner.all:
+      actor.handle.train.remote.side_effect = lambda *args: (
+          ray.exceptions.WorkerCrashedError()
+          if any(group.positions == (3,) for group in args[2])
+          else self._train(*args)
+      )
+    with self.assertRaisesRegex(
+        scheduler.WorkerLostError, r'positions \(3,\) lost its worker 3 times'
+    ):
+      _serve(runner, num_clients=9, group_sec=0.001)
+    together, *alone = map(_sent, runner.all)
+    self.assertEqual(together, [[(n,) for n in range(4)]])
+    # The first loss does not count: the actor was not asked before.
+    self.assertEqual(alone[0], [[(n,)] for n in range(4)])
+    self.assertEqual(alone[1][-1], [(3,)])
+    self.assertEqual(
+        [actor.ping.call_count for actor in runner.all], [0, 4, 4, 4, 0]
+    )
+
+  def test_a_hung_task_is_noticed_at_twice_the_limit_of_a_client(self):
+    runner = self._build(2)
+    runner.all[1].wait.return_value = False  # It does not start.
+    waits = []
+    ray.wait.side_effect = lambda *_, **__: waits.append(1) or ([], [])
+    with mock.patch.object(
+        time, 'monotonic', side_effect=map(float, range(1000))
+    ):
+      for actor in runner.all:
+        actor.answered_sec = 0.0
+      _serve(runner, num_clients=50, group_sec=0.01, timeout_sec=20.0)
+    runner.replace.assert_called_once()
+    self.assertBetween(len(waits), 35, 45)
+
+
 @_needs_ray
 class LostReportTest(absltest.TestCase):
   """The second of two reports of a worker is lost with its machine."""
@@ -654,7 +783,7 @@ class LostReportTest(absltest.TestCase):
     """Serves two clients; returns the round, and both workers."""
     # A reference is its value here.
     lost = object()
-    report = ray_worker.ClientGroupReport([], [np.float32(1.0)])
+    report = ray_worker.TrainReport([], [[np.float32(1.0)]], 1.0)
     runner = _FakeRunner(2)
     first, second = runner.all
     first.handle.train.remote.side_effect = [report, lost]
@@ -680,7 +809,7 @@ class LostReportTest(absltest.TestCase):
     (flushed,) = this_round.scheduler.wait_for_sums()
     self.assertEqual(flushed.value, 'sum')
     trained = [
-        [call.args[2] for call in actor.handle.train.remote.call_args_list]
+        [positions for call in _sent(actor) for positions in call]
         for actor in (first, second)
     ]
     self.assertEqual(trained, [[(0,), (1,)], [(0,), (1,)]])

@@ -88,10 +88,19 @@ class _Driver:
         leaves_out,
     )
 
+  def run_groups(self, key, groups, *, thread=0):
+    """Report of `RayWorker.train` for groups of clients of these values."""
+    inputs, begin = [], 0
+    for values in groups:
+      clients = [[np.float32(value)] for value in values]
+      positions = tuple(range(begin, begin := begin + len(values)))
+      inputs.append(ray_worker.GroupInputs(positions, clients))
+    return self.worker.train(key, thread, inputs)
+
   def run(self, key, values, *, thread=0):
-    """Report of `RayWorker.train` for clients of these values."""
-    clients = [[np.float32(value)] for value in values]
-    return self.worker.train(key, thread, range(len(values)), clients)
+    """The same of one group, with its ordered sums."""
+    report = self.run_groups(key, [values], thread=thread)
+    return report._replace(ordered=report.ordered and report.ordered[0])
 
 
 class _WorkerTest(absltest.TestCase):
@@ -160,6 +169,26 @@ class TrainTest(_WorkerTest):
         ([1e8, 1.0, -1e8], [0.0]), ([1e8, -1e8, 1.0], [1.0])
     ):
       self.assertEqual(self.driver.run(key, values).ordered, expected)
+
+  def test_groups_that_come_together_have_their_own_ordered_sums(self):
+    key = self.driver.key(1, _plain(), 1.0)
+    # As one group of four they would be 1e8, then 0: see above.
+    report = self.driver.run_groups(key, [[1e8, 1.0], [], [-1e8, 2.0]])
+    self.assertEqual(report.ordered, [[1e8], [0.0], [-1e8]])
+    self.assertGreater(report.seconds, 0)
+    # The exact sum continues over groups, whether they come together or not.
+    key = self.driver.key(2, _exact(), computation=1)
+    self.driver.run_groups(key, [[1.0, 2.0], [4.0]])
+    self.driver.run_groups(key, [[8.0]])
+    self.assertEqual(self._flush(key), 15)
+
+  def test_a_client_that_fails_ends_its_task_or_is_left_out_of_its_group(self):
+    for leaves_out, expected in ((True, [[1.0], [4.0], [5.0]]), (False, None)):
+      key = self.driver.key(1, _plain(), 1.0, leaves_out=leaves_out)
+      report = self.driver.run_groups(key, [[1.0], [13.0, 4.0], [5.0]])
+      self.assertEqual(report.ordered, expected)
+      ((position, _),) = report.errors
+      self.assertEqual(position, 1)
 
   def test_a_flush_adds_the_sums_of_all_threads_that_have_one(self):
     self.driver.worker._devices = devices.DeviceSet(('/device:CPU:0',), 3)

@@ -6,6 +6,7 @@ import random
 import threading
 
 from absl.testing import parameterized
+import numpy as np
 import tensorflow as tf
 
 from tests import logical_devices
@@ -125,6 +126,42 @@ class SchedulerTest(parameterized.TestCase):
     tasks.complete('b', tasks.acquire('b'), 'again')
     self.assertEqual(tasks.wait_for_sums(), [kept, ('again', lost.groups)])
 
+  def test_more_groups_come_without_waiting_until_none_is_left(self):
+    tasks = _build(3)
+    first = tasks.acquire('a')
+    self.assertEqual(tasks.num_waiting(), 2)
+    second, third = tasks.acquire_more('a'), tasks.acquire_more('a')
+    self.assertEqual([first, second, third], [(n, (n,)) for n in range(3)])
+    self.assertIsNone(tasks.acquire_more('a'))
+    for task in (first, second, third):
+      tasks.complete('a', task)
+    self.assertEqual(tasks.acquire('a'), FlushSum(frozenset([0, 1, 2])))
+    tasks.stop()
+    self.assertIsNone(tasks.acquire_more('a'))
+    # Large results wait for their turn, so they come one by one.
+    tasks = _build(9, max_ahead=4)
+    tasks.acquire('a')
+    self.assertIsNone(tasks.acquire_more('a'))
+
+  def test_groups_in_progress_at_a_loss_run_alone_and_the_others_do_not(self):
+    tasks = _build(5)
+    done = [tasks.acquire('gone'), tasks.acquire_more('gone')]
+    for task in done:
+      tasks.complete('gone', task)
+    lost = [tasks.acquire('gone'), tasks.acquire_more('gone')]
+    for task in lost:
+      tasks.fail('gone', task, counts=False)
+    self.assertEqual(tasks.num_waiting(), 5)
+    # Those of its sum come together.
+    again = [tasks.acquire('a'), tasks.acquire_more('a')]
+    self.assertEqual(again, done)
+    self.assertFalse(any(map(tasks.is_suspect, again)))
+    for task in lost:
+      self.assertIsNone(tasks.acquire_more('a'))
+      self.assertEqual(tasks.acquire('b'), task)
+      self.assertTrue(tasks.is_suspect(task))
+    self.assertEqual(tasks.acquire_more('a'), (4, (4,)))
+
   def test_a_client_that_loses_three_workers_ends_the_round(self):
     tasks = _build(1)
     for worker in range(9):  # Workers that were lost before they began.
@@ -193,14 +230,22 @@ class LossesTest(parameterized.TestCase):
     def serve(worker):
       """One thread of a worker. A lost worker is followed by another one."""
       while (task := tasks.acquire(worker)) is not None:
+        taken = [task]
+        if isinstance(task, ClientGroup) and not tasks.is_suspect(task):
+          for _ in range(chance.randrange(4)):
+            if (more := tasks.acquire_more(worker)) is not None:
+              taken.append(more)
         if chance.random() < 0.05:
           worker.is_lost = True
         if worker.is_lost:
-          tasks.fail(worker, task, counts=False)
+          for each in taken:
+            tasks.fail(worker, each, counts=False)
           worker = worker.get_successor()
         elif isinstance(task, ClientGroup):
-          worker.sum[task.number] += 1
-          tasks.complete(worker, task)
+          for each in taken:
+            worker.sum[each.number] += 1
+          for each in taken:
+            tasks.complete(worker, each)
         else:
           flushed, worker.sum = worker.sum, collections.Counter()
           tasks.complete(worker, task, flushed)
@@ -235,7 +280,7 @@ class _Worker:
 
 
 def _record_addition(left, right):
-  return [f'({left} {right})']
+  return tf.strings.join(['(', left, ' ', right, ')'])[tf.newaxis]
 
 
 class OrderedSumTest(parameterized.TestCase):
@@ -245,13 +290,41 @@ class OrderedSumTest(parameterized.TestCase):
       total = reduction.OrderedSum(_record_addition)
       for number in arrival:
         total.add(number, [str(number)])
-      self.assertEqual(total.total(), ['(((0 1) 2) 3)'])
+      self.assertEqual(total.total(), [b'(((0 1) 2) 3)'])
 
   def test_a_group_that_arrives_again_is_added_once(self):
     total = reduction.OrderedSum(_record_addition)
     for number in (0, 0, 2, 2, 1, 1, 0):
       total.add(number, [str(number)])
-    self.assertEqual(total.total(), ['((0 1) 2)'])
+    self.assertEqual(total.total(), [b'((0 1) 2)'])
+
+  def test_numpy_adds_the_bits_that_tensorflow_adds(self):
+    generator = np.random.default_rng(1)
+    groups = [
+        [
+            np.float32(generator.normal() * 10.0 ** generator.integers(-9, 9)),
+            generator.normal(size=[3, 2]).astype(np.float32),
+            generator.normal(size=[5]),
+            generator.integers(-2**62, 2**62, [4]),
+            np.zeros([0], np.int32),
+            np.float32(3e38),  # Overflows without a warning.
+        ]
+        for _ in range(40)
+    ]
+    merge = tf.function(lambda *leaves: [
+        left + right for left, right in zip(leaves[:6], leaves[6:])
+    ])
+    totals = []
+    for add in (merge, reduction.add_arrays):
+      ordered = reduction.OrderedSum(add)
+      for number, leaves in enumerate(groups):
+        ordered.add(number, list(map(tf.constant, leaves)))
+      totals.append(ordered.total())
+    for one, other, leaf in zip(*totals, groups[0], strict=True):
+      self.assertIsInstance(other, tf.Tensor)
+      self.assertEqual(one.numpy().tobytes(), other.numpy().tobytes())
+      self.assertEqual((other.dtype, other.shape), (leaf.dtype, leaf.shape))
+    self.assertEqual(float(totals[1][-1]), np.inf)
 
 
 @logical_devices.needed

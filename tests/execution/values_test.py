@@ -52,6 +52,11 @@ class TypeFlattenerTest(parameterized.TestCase):
     self.assertEqual(
         [leaf.dtype for leaf in leaves], [spec.dtype for spec in flattener.specs]
     )
+    for leaf, tensor in zip(
+        flattener.flatten_to_host(value), leaves, strict=True
+    ):
+      np.testing.assert_array_equal(leaf, tensor)
+      self.assertEqual(leaf.dtype, tensor.dtype)
     packed = flattener.pack(leaves)
     self.assertIsInstance(packed, collections.OrderedDict)
     self.assertEqual(list(packed), ['a', 'b'])
@@ -117,6 +122,18 @@ class TypeFlattenerTest(parameterized.TestCase):
   def test_no_type_has_no_leaves(self):
     self.assertEqual(values.TypeFlattener(None).flatten('anything'), [])
 
+  def test_values_of_numpy_and_texts_stay_on_the_host(self):
+    flattener = values.TypeFlattener(tff.to_type(
+        [np.str_, np.int64, tff.TensorType(np.float32, [None]), np.bool_]
+    ))
+    given = 'ü', np.int64(3), np.float32([1, 2]), np.bool_(True)
+    text, number, array, other = flattener.flatten_to_host(given)
+    self.assertEqual(text, 'ü'.encode())
+    self.assertIs(number, given[1])
+    self.assertIs(array, given[2])
+    self.assertIsInstance(other, tf.Tensor)
+    self.assertEqual(values.TypeFlattener(None).flatten_to_host(None), [])
+
   def test_a_type_without_values_is_refused(self):
     function = tff.FunctionType(None, np.int32)
     with self.assertRaisesRegex(ValueError, 'tensors, structs and sequences'):
@@ -147,8 +164,10 @@ class TypeFlattenerTest(parameterized.TestCase):
       ),
   )
   def test_a_value_that_does_not_fit_its_type_is_named(self, value, message):
-    with self.assertRaisesRegex(TypeError, message):
-      values.TypeFlattener(_PAIR).flatten(value)
+    flattener = values.TypeFlattener(_PAIR)
+    for flatten in (flattener.flatten, flattener.flatten_to_host):
+      with self.assertRaisesRegex(TypeError, message):
+        flatten(value)
 
   @parameterized.named_parameters(
       ('number', 3, 'must be a tf.data.Dataset or a list of its .* found int'),

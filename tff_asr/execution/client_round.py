@@ -18,6 +18,7 @@ import re
 import threading
 import time
 
+import numpy as np
 import tensorflow as tf
 
 from tff_asr.execution import compiler
@@ -122,6 +123,14 @@ class ClientRound:
         self.clients[position], name='client value'
     )
 
+  def get_client_on_host(
+      self, position: int
+  ) -> list[tf.Tensor | np.ndarray | np.generic | bytes]:
+    """Returns a client's flat values, to be sent elsewhere."""
+    return self.program.arguments.client.flatten_to_host(
+        self.clients[position], name='client value'
+    )
+
   def begin(self, position: int, device: str) -> None:
     """Records that a client begins; raises RoundStopped after the round."""
     self.check_stop()
@@ -166,7 +175,9 @@ class ClientRound:
     """Records that a client is done, or left out."""
     self.in_progress.pop(position, None)
 
-  def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
+  def add_ordered(
+      self, number: int, leaves: Sequence[tf.Tensor | np.ndarray]
+  ) -> None:
     """Adds a client group's part of the sum that depends on the order."""
     if self.ordered is not None:
       self.ordered.add(number, leaves)

@@ -20,7 +20,7 @@ A computation without clients (such as `process.initialize`) becomes a
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 from typing import NamedTuple, TypeVar
@@ -66,12 +66,14 @@ class ClientPrograms(NamedTuple):
       are.
     is_exact: for each leaf of A, whether it is a plain sum of integers, which
       is exact in any order.
+    only_adds: whether `merge_ordered` only adds numbers.
   """
 
   work: graph.Program
   zero: graph.Program
   merge_ordered: graph.Program | None
   is_exact: tuple[bool, ...]
+  only_adds: bool
 
   @property
   def client_bytes(self) -> int:
@@ -313,6 +315,7 @@ def _compile_federated(comp: tff.Computation) -> FederatedProgram:
           zero=graph.Program((zero,)),
           merge_ordered=_without_exact(merge, is_exact),
           is_exact=is_exact,
+          only_adds=_only_adds(merge, is_exact),
       ),
       finish=graph.Program(
           (report, update),
@@ -394,8 +397,19 @@ def _without_exact(
   ))
 
 
+def _only_adds(merge: graph.Graph, is_exact: Sequence[bool]) -> bool:
+  """Whether the leaves that are not exact are sums, as NumPy adds them."""
+  graph_def = tf.compat.v1.GraphDef.FromString(merge.graph_def)
+  names = zip(merge.outputs, merge.inputs, merge.inputs[len(is_exact) :])
+  return all(
+      spec.dtype in (tf.float32, tf.float64, tf.int32, tf.int64)
+      and graph.is_sum(graph_def, *leaf)
+      for leaf, spec in _ordered(zip(names, merge.specs), is_exact)
+  )
+
+
 def _ordered(
-    leaves: Sequence[_Leaf], is_exact: Sequence[bool]
+    leaves: Iterable[_Leaf], is_exact: Sequence[bool]
 ) -> Iterator[_Leaf]:
   """Returns the leaves that are not exact."""
   return (leaf for leaf, is_sum in zip(leaves, is_exact) if not is_sum)

@@ -134,7 +134,7 @@ class _LoadedFederatedProgram(Generic[_Clients]):
     clients: what the runner's `load_clients` returned.
     prepare: see `compiler.FederatedProgram`.
     finish: see `compiler.FederatedProgram`.
-    merge_ordered: None if all sums are exact.
+    merge_ordered: adds the leaves of two groups; None if all sums are exact.
   """
 
   def __init__(
@@ -145,7 +145,10 @@ class _LoadedFederatedProgram(Generic[_Clients]):
     self.prepare = program.prepare.load()
     self.finish = program.finish.load()
     merge = program.clients.merge_ordered
-    self.merge_ordered = merge and merge.load()
+    if runner.adds_on_host and _adds_little(program.clients):
+      self.merge_ordered = reduction.add_arrays
+    else:
+      self.merge_ordered = merge and merge.load()
     self.clients = runner.load_clients(program.clients)
 
 
@@ -172,16 +175,21 @@ class Runner(abc.ABC, Generic[_Clients]):
   Attributes:
     settings: settings of all rounds.
     last_round: the report of the round that finished last.
+    adds_on_host: whether groups' results are in the host's memory.
   """
 
-  def __init__(self, settings: Settings, *, server_device: str):
+  def __init__(
+      self, settings: Settings, *, server_device: str, adds_on_host: bool
+  ):
     """Prepares to run.
 
     Args:
       settings: settings of all rounds.
       server_device: the logical device that runs the server's part.
+      adds_on_host: whether groups' results are in the host's memory.
     """
     self.settings = settings
+    self.adds_on_host = adds_on_host
     self._server_device = server_device
     self._cache = ComputationCache(self._load)
     self.last_round = RoundReport()
@@ -292,6 +300,15 @@ class Runner(abc.ABC, Generic[_Clients]):
         self.settings.client_cost(client[0] if len(client) == 1 else client)
         for client in clients
     ]
+
+
+def _adds_little(programs: compiler.ClientPrograms) -> bool:
+  """Whether groups' results are small numbers of which sums are taken."""
+  return (
+      programs.merge_ordered is not None
+      and programs.only_adds
+      and programs.ordered_bytes <= _LARGE_BYTES
+  )
 
 
 def trim_malloc(tensors: Iterable[tf.Tensor]) -> None:

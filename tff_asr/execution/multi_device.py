@@ -120,7 +120,13 @@ class _Runner(context.Runner[_Clients]):
         gpu_memory_mb=settings.gpu_memory_mb,
     )
     # The trainer returns its sum on this device, so `finish` needs no copy.
-    super().__init__(settings, server_device=self._device_set.devices[0])
+    server_device = self._device_set.devices[0]
+    super().__init__(
+        settings,
+        server_device=server_device,
+        # A GPU would wait for each group's copy.
+        adds_on_host='CPU' in server_device,
+    )
 
   def num_threads(self, clients: _Clients) -> int:
     return len(self._device_set.devices) * clients.per_device

@@ -6,8 +6,8 @@ A worker is a Ray actor: a process with one device or more. A round:
 
     here    prepare             the broadcast, to the object store
     here    Scheduler.acquire   a task, in a thread for each of a worker's
-    worker  ping                before each task: does its object store answer?
-    worker  train               a client group, into the worker's sum
+    worker  ping                after silence: does its object store answer?
+    worker  train               client groups, into the worker's sum
     worker  flush               that sum, once no client is left
     here    Scheduler.complete  or `fail`, if the worker is gone
     task    ray_sums.add_packed adds eight sums each, if there are more
@@ -17,6 +17,8 @@ A worker is a Ray actor: a process with one device or more. A round:
 - The result has the same bits for any number of workers of one kind, and those
   of `multi_device` with the same number of threads for each op. GPUs need
   deterministic kernels (TF_DETERMINISTIC_OPS=1 on every machine); not run.
+- Cheap client groups share a task, so that a client costs the driver little.
+  Each is added as if it were alone, so results do not depend on it.
 - Clients of a lost worker run again elsewhere, with the same bits. It is
   replaced if there is room; the round continues while one worker is left.
 - Machines may join and leave between rounds, if `num_workers` is None. Workers

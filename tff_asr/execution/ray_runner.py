@@ -6,6 +6,7 @@ back. A lost actor is replaced (`_RayRound`).
 """
 
 from collections.abc import Callable
+import dataclasses
 import errno
 import functools
 import itertools
@@ -37,6 +38,15 @@ _POLL_SEC = 0.2
 # More would hold more sums in one machine's memory; fewer would take more steps
 # from machine to machine.
 _FAN_IN = 8
+
+# A task has several cheap client groups: what it costs the driver and Ray, what
+# it may take, and its values' bytes, of which each thread of the driver has one
+# task.
+_SERVICE_SEC = 0.002
+_TASK_SEC = 1.0
+_TASK_BYTES = 2**20
+# An actor that has not answered for this long is asked before it gets a task.
+_SILENCE_SEC = 10.0
 
 # Ray raises these when an actor's process or machine is gone.
 _LOSSES = (
@@ -98,6 +108,7 @@ class Actor:
     num_threads: how many clients it trains at once.
     devices: the devices of its threads; None until it has started.
     node: its machine, for messages.
+    answered_sec: when it was last heard of, by `time.monotonic`.
   """
 
   def __init__(
@@ -118,6 +129,7 @@ class Actor:
     self.num_threads = options['max_concurrency']
     self.devices = None
     self.node = 'not started'
+    self.answered_sec = -math.inf
     self._started = self.handle.start.remote(settings)
 
   def wait(self, is_over: Callable[[], bool] = lambda: False) -> bool:
@@ -146,6 +158,7 @@ class Actor:
               'copy of this project on every machine.'
           ) from error
         self.node, self.devices = found
+        self.answered_sec = time.monotonic()
       elif is_over() or time.monotonic() >= deadline:
         return False
     return True
@@ -163,16 +176,19 @@ class Actor:
     ray.kill(self.handle)
 
 
-class _RayPrograms(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class _RayPrograms:
   """A computation's clients' programs in the object store.
 
   Attributes:
     number: a different one for each computation.
     reference: to the `compiler.ClientPrograms`.
+    group_sec: what a client group took in the last task; None at first.
   """
 
   number: int
   reference: ray.ObjectRef
+  group_sec: float | None = None
 
 
 class RayRunner(context.Runner[_RayPrograms]):
@@ -203,7 +219,11 @@ class RayRunner(context.Runner[_RayPrograms]):
     self._on_gpus = _have_gpus(_find_nodes())
     self._computations = itertools.count()
     self._rounds = itertools.count()
-    super().__init__(settings, server_device=devices.logical_devices(None)[0])
+    super().__init__(
+        settings,
+        server_device=devices.logical_devices(None)[0],
+        adds_on_host=True,
+    )
     self._fill_slots()
     _wait_for_all(list(self.actors.values()))
 
@@ -274,6 +294,7 @@ class RayRunner(context.Runner[_RayPrograms]):
     ray_round = _RayRound(
         self,
         this_round,
+        clients,
         key,
         num_threads=len(served),
         server_device=self._server_device,
@@ -308,6 +329,7 @@ class _RayRound:
       self,
       runner: RayRunner,
       this_round: client_round.ClientRound,
+      programs: _RayPrograms,
       key: ray_worker.RoundInputs,
       *,
       num_threads: int,
@@ -316,8 +338,12 @@ class _RayRound:
     self._runner = runner
     self._round = this_round
     self._tasks = this_round.scheduler
+    self._programs = programs
     self._key = key
+    self._num_threads = num_threads
     self._num_serving = num_threads
+    self._num_groups = self._tasks.num_waiting()
+    self._has_lost = False  # Any actor.
     self._server_device = server_device
     self._lock = threading.Lock()
 
@@ -327,20 +353,38 @@ class _RayRound:
       task = self._tasks.acquire(actor)
       if task is None:
         return
-      has_answered = False
+      groups, has_answered = {}, False
       try:
-        # A machine takes all of its actors along. An actor that was dead before
-        # it got the task was not lost because of the task.
-        self._wait(actor.ping(), timeout_sec=self._round.timeout_sec)
-        has_answered = True
-        self._run(actor, thread, task)
+        if isinstance(task, scheduler.ClientGroup):
+          groups = self._gather(actor, thread, task)
+        if self._must_ping(actor):
+          # A machine takes all of its actors along. An actor that was dead
+          # before it got the task was not lost because of the task.
+          self._wait(actor.ping(), timeout_sec=self._round.timeout_sec)
+          has_answered = True
+        if groups:
+          self._train(actor, thread, groups)
+        else:
+          self._flush(actor, task)
+        actor.answered_sec = time.monotonic()
       # Also a report that was lost with the store of the actor's machine.
       except (ray.exceptions.RayError, OSError) as error:
+        self._has_lost = True
         self._runner.replace(slot, actor, error)
         # A full store counts: each replacement may find it full.
         counts = has_answered or not isinstance(error, _LOSSES)
-        self._tasks.fail(actor, task, counts=counts)
+        for each in groups or [task]:
+          self._tasks.fail(actor, each, counts=counts)
     self._end_service()
+
+  def _must_ping(self, actor: Actor) -> bool:
+    """Whether to ask an actor if it is there, before it gets a task.
+
+    What an actor takes along without a ping does not count against its task.
+    So after the first loss of a round each task has a ping.
+    """
+    silent_sec = time.monotonic() - actor.answered_sec
+    return self._has_lost or silent_sec > _SILENCE_SEC
 
   def get_sum(self) -> list[tf.Tensor]:
     """Waits for the workers' sums; returns their total on the server device.
@@ -402,58 +446,119 @@ class _RayRound:
         )
         self._tasks.stop()
 
-  def _run(self, actor: Actor, thread: int, task: scheduler.Task) -> None:
-    """Runs a task on an actor, and reports that it is complete."""
-    if isinstance(task, scheduler.ClientGroup):
-      self._train(actor, thread, task)
-      self._tasks.complete(actor, task)
-    else:
-      num_bytes, reference = actor.handle.flush.options(num_returns=2).remote(
-          self._key
-      )
-      # Waits for the small value: the sum itself stays on its machine.
-      self._count(self._wait(num_bytes))
-      self._tasks.complete(actor, task, reference)
+  def _flush(self, actor: Actor, task: scheduler.FlushSum) -> None:
+    """Gets the reference to an actor's running sum."""
+    num_bytes, reference = actor.handle.flush.options(num_returns=2).remote(
+        self._key
+    )
+    # Waits for the small value: the sum itself stays on its machine.
+    self._count(self._wait(num_bytes))
+    self._tasks.complete(actor, task, reference)
 
   def _count(self, num_bytes: int) -> None:
     with self._lock:
       self._round.store_bytes += num_bytes
 
-  def _train(
+  def _gather(
       self, actor: Actor, thread: int, group: scheduler.ClientGroup
+  ) -> dict[scheduler.ClientGroup, ray_worker.GroupInputs]:
+    """Returns the group, others to send along with it, and their inputs.
+
+    Raises:
+      scheduler.RoundStopped: the round has ended.
+    """
+    size = 1 if self._tasks.is_suspect(group) else self._task_size()
+    gathered, num_bytes = {}, 0
+    while group is not None:
+      gathered[group] = self._pack(actor, thread, group)
+      num_bytes += sum(map(ray_worker.count_bytes, gathered[group].clients))
+      group = None
+      if len(gathered) < size and num_bytes < _TASK_BYTES:
+        group = self._tasks.acquire_more(actor)
+    return gathered
+
+  def _task_size(self) -> int:
+    """Returns how many groups a worker's next task should have."""
+    group_sec = self._programs.group_sec
+    if group_sec is None:  # The first ones compile.
+      return 1
+    most_sec = min(_TASK_SEC, self._round.timeout_sec or math.inf)
+    # As long as the driver takes to serve all threads once, so that it does
+    # not keep workers waiting; at most an equal share of the round.
+    least_sec = min(self._num_threads * _SERVICE_SEC, most_sec)
+    least = min(least_sec / group_sec, self._num_groups / self._num_threads)
+    # Tasks become smaller towards the end, so that workers end together.
+    waiting = self._tasks.num_waiting()
+    most = min(most_sec / group_sec, waiting / (2 * self._num_threads))
+    return math.ceil(max(least, most))
+
+  def _pack(
+      self, actor: Actor, thread: int, group: scheduler.ClientGroup
+  ) -> ray_worker.GroupInputs:
+    """Returns a group's clients with their values."""
+    clients = {}
+    for position in group.positions:
+      # It failed on a worker that was lost.
+      if position in self._round.errors:
+        continue
+      try:
+        clients[position] = ray_worker.pack(
+            self._round.get_client_on_host(position)
+        )
+      except Exception as error:  # pylint: disable=broad-exception-caught
+        self._fail(actor, thread, group, position, error)
+    return ray_worker.GroupInputs(tuple(clients), list(clients.values()))
+
+  def _fail(
+      self,
+      actor: Actor,
+      thread: int,
+      group: scheduler.ClientGroup,
+      position: int,
+      error: Exception,
   ) -> None:
-    """Trains a client group on an actor, into its running sum.
+    """Records a client's error."""
+    self._round.fail(
+        position,
+        error,
+        f'{actor.devices[thread]} of node {actor.node}',
+        is_repeated=self._tasks.was_completed(group),
+    )
+
+  def _train(
+      self,
+      actor: Actor,
+      thread: int,
+      groups: dict[scheduler.ClientGroup, ray_worker.GroupInputs],
+  ) -> None:
+    """Trains client groups on an actor, into its running sum.
 
     Raises:
       scheduler.RoundStopped: the round has ended.
       RayError: the actor was lost, or its report.
     """
-    this_round = self._round
-    device = f'{actor.devices[thread]} of node {actor.node}'
-    was_completed = self._tasks.was_completed(group)
-    clients = {}
-    for position in group.positions:
-      if position in this_round.errors:  # It failed on a worker that was lost.
-        continue
-      try:
-        clients[position] = ray_worker.pack(this_round.get_client(position))
-      except Exception as error:  # pylint: disable=broad-exception-caught
-        this_round.fail(position, error, device, is_repeated=was_completed)
-    limit = this_round.timeout_sec
+    limit = self._round.timeout_sec
+    num_limits = max(len(group.positions) for group in groups)
     report = self._wait(
-        actor.handle.train.remote(
-            self._key, thread, tuple(clients), list(clients.values())
-        ),
+        actor.handle.train.remote(self._key, thread, list(groups.values())),
         # The limit is for one client, and a group trains one after another.
-        timeout_sec=limit and limit * len(group.positions),
+        # Other groups of the task together were expected to take less.
+        timeout_sec=limit and limit * (num_limits + (len(groups) > 1)),
     )
+    group_of = {
+        position: group for group in groups for position in group.positions
+    }
     for position, error in report.errors:
-      this_round.fail(position, error, device, is_repeated=was_completed)
+      self._fail(actor, thread, group_of[position], position, error)
     if report.ordered is None:
       raise scheduler.RoundStopped()
-    self._count(ray_worker.count_bytes(report.ordered))
+    # Not 0, by which `_task_size` divides.
+    self._programs.group_sec = max(1e-6, report.seconds / len(groups))
+    self._count(sum(map(ray_worker.count_bytes, report.ordered)))
     with tf.device(self._server_device):
-      this_round.add_ordered(group.number, ray_worker.unpack(report.ordered))
+      for group, ordered in zip(groups, report.ordered, strict=True):
+        self._round.add_ordered(group.number, ordered)
+        self._tasks.complete(actor, group)
 
   def _wait(
       self, reference: ray.ObjectRef, *, timeout_sec: float | None = None

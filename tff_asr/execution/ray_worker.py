@@ -18,6 +18,7 @@ import pickle
 import pkgutil
 import platform
 import threading
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ class RoundInputs(NamedTuple):
     computation: the number of the computation, which names the programs.
     programs: a list with the reference to the `compiler.ClientPrograms`.
     broadcast: a list with the reference to the packed broadcast.
-    leaves_out: whether a client group continues after one has failed.
+    leaves_out: whether training continues after a client has failed.
   """
 
   # Lists keep Ray from replacing the references by their values in each call.
@@ -103,17 +104,31 @@ class RoundInputs(NamedTuple):
   leaves_out: bool
 
 
-class ClientGroupReport(NamedTuple):
-  """Report on the training of a client group.
+class GroupInputs(NamedTuple):
+  """A client group with the values of its clients.
+
+  Attributes:
+    positions: each client's position in the cohort, in order of training.
+    clients: each client's packed values.
+  """
+
+  positions: tuple[int, ...]
+  clients: list[list[Packed]]
+
+
+class TrainReport(NamedTuple):
+  """Report on the training of client groups.
 
   Attributes:
     errors: positions of the clients that failed, and their errors.
-    ordered: the packed sums that depend on the order of groups; None if the
-      group ended before its last client.
+    ordered: for each group its packed sums that depend on the order of groups;
+      None if a group ended before its last client.
+    seconds: what the groups took.
   """
 
   errors: list[tuple[int, Exception]]
-  ordered: list[Packed] | None
+  ordered: list[list[Packed]] | None
+  seconds: float
 
 
 class RayWorker:
@@ -183,30 +198,32 @@ class RayWorker:
       self._rounds.pop(number, None)
 
   def train(
-      self,
-      key: RoundInputs,
-      thread: int,
-      positions: Sequence[int],
-      clients: Sequence[Sequence[Packed]],
-  ) -> ClientGroupReport:
-    """Trains clients one after another, and adds them to the running sum.
+      self, key: RoundInputs, thread: int, groups: Sequence[GroupInputs]
+  ) -> TrainReport:
+    """Trains groups one after another, and adds them to the running sum.
 
     Args:
       key: of the round.
       thread: number of the calling thread among those of this worker.
-      positions: each client's position in the cohort.
-      clients: each client's packed values.
+      groups: client groups with their values.
     """
+    begun_sec = time.monotonic()
     monitor = _ClientGroupMonitor(key, self._ended)
+    ordered = []
     try:
       trainer, values = self._begin_round(key)
-      values |= zip(positions, map(unpack, clients))
-      ordered = trainer.train(thread, positions, monitor=monitor)
+      for positions, clients in groups:
+        values |= zip(positions, map(unpack, clients), strict=True)
+        ordered.append(
+            pack(trainer.train(thread, positions, monitor=monitor))
+        )
+        for position in positions:
+          del values[position]  # A client's data may be large.
     except scheduler.RoundStopped:
-      return ClientGroupReport(monitor.errors, None)
-    for position in positions:
-      del values[position]  # A client's data may be large.
-    return ClientGroupReport(monitor.errors, pack(ordered))
+      ordered = None
+    return TrainReport(
+        monitor.errors, ordered, time.monotonic() - begun_sec
+    )
 
   def flush(self, key: RoundInputs) -> tuple[int, ray_sums.PackedSum]:
     """Returns the running sum's bytes, and the sum; begins an empty one."""
@@ -251,7 +268,7 @@ class RayWorker:
 
 
 class _ClientGroupMonitor:
-  """The `client_trainer.ClientMonitor` of one client group."""
+  """The `client_trainer.ClientMonitor` of one call of `train`."""
 
   def __init__(self, key: RoundInputs, ended: Sequence[int]):
     self._key = key
@@ -382,8 +399,10 @@ def path_digest(path: str | os.PathLike[str], pattern: str = '*') -> str:
   return found.hexdigest()
 
 
-def pack(tensors: Sequence[tf.Tensor]) -> list[Packed]:
-  """Returns the tensors as values that pickle.
+def pack(
+    tensors: Sequence[tf.Tensor | np.ndarray | np.generic | bytes],
+) -> list[Packed]:
+  """Returns the tensors as values that pickle; NumPy's values as they are.
 
   A numeric tensor becomes a NumPy array, which Ray passes through shared
   memory; a string tensor an array of bytes; a dataset its serialized graph.
@@ -392,10 +411,15 @@ def pack(tensors: Sequence[tf.Tensor]) -> list[Packed]:
     tf.errors.OpError: a dataset that has no serialized form, such as one of a
       Python generator.
   """
-  return [
-      _pack_dataset(tensor) if tensor.dtype == tf.variant else tensor.numpy()
-      for tensor in tensors
-  ]
+  return [_pack_one(tensor) for tensor in tensors]
+
+
+def _pack_one(tensor: tf.Tensor | np.ndarray | np.generic | bytes) -> Packed:
+  if not isinstance(tensor, tf.Tensor):
+    return tensor
+  if tensor.dtype == tf.variant:
+    return _pack_dataset(tensor)
+  return tensor.numpy()
 
 
 def unpack(values: Sequence[Packed]) -> list[tf.Tensor]:

