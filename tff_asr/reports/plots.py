@@ -446,7 +446,7 @@ def epsilon_by_population(
             marked[0], populations=[round(each) for each in grid]
         )
     )
-    settings = f'noise {sigma_mean}, {rounds:,} rounds'
+    settings = f'noise on the mean {sigma_mean}, {rounds:,} rounds'
     (line,) = axes.plot(
         *_points(curve),
         label=f'cohort {cohort_size:,}'
@@ -456,8 +456,9 @@ def epsilon_by_population(
     axes.plot(*_points(marks), 'o', color=line.get_color())
   _mark_useful_epsilon(axes.axhline)
   axes.text(
-      0.01, 0.93 * privacy_report.MAX_USEFUL_EPSILON, 'NOT PRIVATE above',
-      transform=axes.get_yaxis_transform(), va='top', color=style.GRAY,
+      0.99, 0.93 * privacy_report.MAX_USEFUL_EPSILON, 'NOT PRIVATE above',
+      transform=axes.get_yaxis_transform(), ha='right', va='top',
+      color=style.GRAY,
       fontsize=style.SMALL_TEXT,
   )
   axes.set_xscale('log')
@@ -467,10 +468,13 @@ def epsilon_by_population(
   axes.set_xlabel('population (speakers)')
   axes.set_ylabel(f'epsilon at delta {results[0].delta:g}')
   style.name_curves(axes)
-  conditions = 'Noise on the mean kept'
+  lines = [f'Noise on the mean is kept; {privacy_report.ASSUMED}']
   if is_shared:
-    conditions = f'{_who_is_private(by_cohort)}\n{conditions}: {settings}'
-  style.set_title(figure, f'{conditions}; {privacy_report.ASSUMED}')
+    lines = [
+        _who_is_private(by_cohort),
+        f'{settings.capitalize()}; {privacy_report.ASSUMED}',
+    ]
+  style.set_title(figure, '\n'.join(lines))
   return figure
 
 
