@@ -76,6 +76,9 @@ from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import warm_start
+from tff_asr.reports import style
+
+plt.style.use(style.PATH)  # The look of all figures.
 
 multi_device.set_default_context()  # All GPUs, else the CPU.
 private = client_data.load(str(SPEECH / 'private'))
@@ -83,7 +86,7 @@ dev = client_data.load(str(SPEECH / 'dev'))
 example = next(iter(dev.create_tf_dataset_for_client(dev.client_ids[0])))
 waveform = example['waveform'].numpy()
 
-picture, axes = plt.subplots(figsize=(8, 2.6), layout='constrained')
+picture, axes = plt.subplots(figsize=(8, 2.6))
 axes.imshow(
     log_mel.log_mel_numpy(waveform).T, origin='lower', aspect='auto',
     extent=(0, len(waveform) / log_mel.SAMPLE_RATE_HZ, 0, log_mel.NUM_MEL_BINS),
@@ -92,6 +95,7 @@ axes.set(
     title=f'"{example["transcript"].numpy().decode()}", as the model sees it',
     xlabel='seconds', ylabel='mel bin',
 )
+axes.grid(False)
 plt.show()
 
 # %% [markdown]
@@ -165,9 +169,7 @@ for number in range(1, NUM_ROUNDS + 1):
 # noise has another direction in each round, and the updates agree more.
 
 # %%
-picture, (errors, norms) = plt.subplots(
-    1, 2, figsize=(9, 3.2), layout='constrained'
-)
+picture, (errors, norms) = plt.subplots(1, 2, figsize=(9, 3.2))
 numbers = range(1, NUM_ROUNDS + 1)
 errors.plot(
     [0, *numbers],
