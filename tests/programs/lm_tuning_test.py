@@ -61,7 +61,7 @@ class LmTuningTest(cases.TestCase):
         + len(lm_tuning.BETAS) - 1,
     )
     for alpha, _, temperature, rate in rates:
-      # Logits of -3.9 become -2.6 and -1.95.
+      # Logits of -3.9 become -3.1 at 1.25 and -1.95 at 2.
       wins = 2 * np.log(10) * alpha > 3.9 / temperature
       self.assertEqual(rate, float(not wins), (alpha, temperature))
     # Kept in the run, for this model only.

@@ -26,9 +26,9 @@ from tff_asr.metrics import word_errors
 from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
 
-ALPHAS = (0.5, 0.25, 0.75, 1.0, 1.5)
+ALPHAS = (0.5, 0.25, 0.75, 1.0)
 BETAS = (1.5, 0.0, 3.0)
-TEMPERATURES = (1.0, 1.5, 2.0)
+TEMPERATURES = (1.0, 1.25, 1.5, 1.75, 2.0)
 """What is tried; the defaults come first."""
 
 
