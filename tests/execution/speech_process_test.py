@@ -1,5 +1,6 @@
 """The whole federated process in both contexts, on one to four devices."""
 
+from collections.abc import Sequence
 import contextlib
 import functools
 import importlib.util
@@ -266,8 +267,11 @@ def _run_native() -> list:
 
 
 @contextlib.contextmanager
-def _collected_ops():
-  """Collects {device: ops} of the graphs that are placed meanwhile."""
+def _collected_ops(devices: Sequence[str]):
+  """Collects {device: ops} of functions that run on some devices meanwhile.
+
+  Of them only: threads that an earlier test left run functions, too.
+  """
   ops = {}
   tensorflow = eager_context.context()
   tensorflow.enable_run_metadata()
@@ -278,13 +282,18 @@ def _collected_ops():
   finally:
     tensorflow.disable_graph_collection()
     tensorflow.disable_run_metadata()
-  for graph in metadata.partition_graphs:
-    for node in graph.node:
-      device = tf.DeviceSpec.from_string(node.device)
-      name = f'{device.device_type}:{device.device_index}'
-      # oneDNN's kernels are ops of their own.
-      op = node.op.removeprefix('_MklNative').removeprefix('_Mkl')
-      ops.setdefault(name, set()).add(op)
+  for function in metadata.function_graphs:
+    found = {}
+    for graph in function.partition_graphs:
+      for node in graph.node:
+        device = tf.DeviceSpec.from_string(node.device)
+        name = f'{device.device_type}:{device.device_index}'
+        # oneDNN's kernels are ops of their own.
+        op = node.op.removeprefix('_MklNative').removeprefix('_Mkl')
+        found.setdefault(name, set()).add(op)
+    if found.keys() & set(devices):
+      for name, each in found.items():
+        ops.setdefault(name, set()).update(each)
 
 
 class _Watched(NamedTuple):
@@ -314,7 +323,7 @@ def _watched() -> _Watched:
       multi_device.Settings(devices=logical_devices.CPUS[2:])
   )
   with mock.patch.object(client_trainer.ClientTrainer, 'train', record):
-    with _collected_ops() as ops:
+    with _collected_ops(('CPU:2', 'CPU:3')) as ops:
       states = _run(context, noise_multiplier=0.0)
   return _Watched(context, states, devices, ops)
 

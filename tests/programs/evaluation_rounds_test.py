@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import os
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from absl.testing import absltest
@@ -31,6 +31,7 @@ from tff_asr.privacy import privacy_report
 from tff_asr.privacy import queries
 from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import federated
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
 _CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1, 'dee': 1}
@@ -72,6 +73,13 @@ def _rounds(
 def tearDownModule():
   _rounds.cache_clear()
   _shared.cache_clear()
+
+
+class _State(NamedTuple):
+  """What an evaluation reads of a `run_state.RunState`."""
+
+  process: Any
+  data_position: int
 
 
 class _Killed(BaseException):
@@ -304,6 +312,21 @@ class EvaluationRoundsTest(cases.TestCase):
     self.assertIn('after round 2 is left out', ''.join(logs.output))
     self.assertEqual((results['rounds'], self.charged()), (2, (2, 0)))
 
+  def test_the_cohort_of_an_evaluation_that_is_left_out_is_passed_over(self):
+    # Else the next round of training would have it; and the evaluation, too,
+    # if a run that is resumed with a higher target repeats what went before.
+    async def initialize(unused_weights):
+      return 'process'
+
+    opened = mock.Mock()
+    opened.evaluation_after.return_value.rounds.initialize = initialize
+    opened.private.fits_budget.return_value = False
+    opened.training.sample.side_effect = lambda at: (['ann'], at + 1)
+    found, metrics = asyncio.run(training_loop._evaluate_people(
+        opened, _State(process=mock.Mock(), data_position=5), 2
+    ))
+    self.assertEqual((found.data_position, metrics), (6, {}))
+
   @parameterized.parameters('min_sep', 'cyclic')
   def test_cohorts_of_correlated_noise_are_refused(self, kind):
     with self.assertRaisesRegex(
@@ -343,6 +366,11 @@ class EvaluationRoundsTest(cases.TestCase):
     )
     with self.assertRaisesRegex(ValueError, 'the training is NOT PRIVATE'):
       asyncio.run(training.plan_evaluations(state))
+
+  def test_an_evaluation_whose_noise_anyone_can_draw_has_no_epsilon(self):
+    _train(self.run, noise_seed=3)
+    found = self.evaluations()[0]
+    self.assertEqual((found['epsilon'], found['total_epsilon']), ('inf', 'inf'))
 
   def test_cohorts_too_small_for_the_noise_are_refused(self):
     with self.assertRaisesRegex(

@@ -44,7 +44,7 @@ class SummaryTest(cases.TestCase):
     with_lm = '-20.0 (-20.0 to -20.0)'
     difference = 'minus control'
     self.assertEqual(found, [
-        ['', 'WER %', difference, 'with LM', difference, 'CER %', 'epsilon'],
+        ['', 'WER %', difference, '+ LM', difference, 'CER %', 'epsilon'],
         # Resamples of two speakers; the second loses two words of ten.
         ['seed', '70.0', plus, '40.0', '+10.0 (+0.0 to +20.0)', '17.5', '-'],
         ['control', '60.0', '', '30.0', '', '15.0', '-'],

@@ -196,9 +196,9 @@ class EvaluationRounds:
         'num_people': _interval(found.num_people),
         'num_too_few_words': _interval(found.num_too_few_words),
         **dataclasses.asdict(self.noise.vectors),
-        'epsilon': epsilon,
-        'delta': delta,
         # Infinity is a string in JSON.
+        'epsilon': 'inf' if math.isinf(epsilon) else epsilon,
+        'delta': delta,
         'total_epsilon': (
             'inf' if math.isinf(total_epsilon) else total_epsilon
         ),

@@ -140,10 +140,17 @@ class FederatedTraining(
     settings = self.private_evaluation
     if settings is None:
       return None
-    if not private_rounds.cost(state, self.sampling).noise_multiplier:
+    cost = private_rounds.cost(state, self.sampling)
+    if not cost.noise_multiplier:
       raise ValueError(
           'PRIVATE_EVALUATE_EVERY is set, but the training is NOT PRIVATE: '
           'evaluate its model without noise (bin/evaluate.py).'
+      )
+    if cost.secure_sum is not None:
+      raise ValueError(
+          'PRIVATE_EVALUATE_EVERY is set, but here clients add the noise, and '
+          'in an evaluation the server would: take a file of gin/privacy '
+          'whose noise the server adds.'
       )
     return await evaluation_rounds.plan(
         settings,

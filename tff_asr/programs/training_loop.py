@@ -686,7 +686,10 @@ async def _evaluate_people(
         'The evaluation of private people after round %d is left out: it would '
         'exceed TARGET_EPSILON.', round_num,
     )
-    return state, {}
+    # Its cohort is passed over. Otherwise the next round of training would
+    # draw it, and this evaluation, too, if a resumed run has a higher target.
+    _, position = opened.training.sample(state.data_position)
+    return state._replace(data_position=position), {}
   with faults.without_details(round_num, shows_exact=opened.shows_exact):
     result = await private.run(
         rounds.step,
@@ -696,13 +699,16 @@ async def _evaluate_people(
         release=evaluation_rounds.RELEASE,
     )
   found = rounds.estimate(result.output.state)
+  total = private.epsilon()
+  own = accounting.epsilon([due.cost], delta=private.delta)
   evaluation_rounds.write(opened.folder.path, {
       'round': round_num,
       **rounds.fields(
           found,
-          epsilon=accounting.epsilon([due.cost], delta=private.delta),
+          # Where nothing is guaranteed, a part of it has no guarantee either.
+          epsilon=own if math.isfinite(total) else math.inf,
           delta=private.delta,
-          total_epsilon=private.epsilon(),
+          total_epsilon=total,
           trained_on=True,
       ),
   })

@@ -113,7 +113,7 @@ class PrivateEvaluation(TypedDict):
   histogram: list[float]
   bin_half_width: float
   num_people: dict[str, Optional[float]]
-  epsilon: float
+  epsilon: float | str
   delta: float
   total_epsilon: float | str
   trained_on: bool

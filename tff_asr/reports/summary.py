@@ -44,7 +44,7 @@ def overview(rows: Sequence[tables.Row], *, baseline: str) -> tables.Table:
   (base,) = (row for row in rows if row.label == baseline)
   difference = f'minus {baseline}'
   cells = [
-      ['', 'WER %', difference, 'with LM', difference, 'CER %', 'epsilon']
+      ['', 'WER %', difference, '+ LM', difference, 'CER %', 'epsilon']
   ]
   for row in rows:
     line = [row.label]

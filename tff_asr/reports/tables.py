@@ -328,7 +328,7 @@ def private_evaluations(runs: Sequence[runs_lib.Run]) -> Table:
         ),
         _noised(each['word_error_rate']),
         *(_noised(each['quantiles'].get(share)) for share in shares),
-        privacy_report.format_epsilon(each['epsilon']),
+        privacy_report.format_epsilon(float(each['epsilon'])),
         privacy_report.format_epsilon(float(each['total_epsilon'])),
     ])
   return cells
