@@ -13,7 +13,6 @@ must be public: those who are private in the run's training are refused.
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-import itertools
 import os
 from typing import TypedDict
 
@@ -119,10 +118,19 @@ def tune(
   errors = _Errors(decoded, beam_search=beam_search)
   if not errors.num_words:
     raise ValueError('the dev speakers have no words to tune weights on.')
-  first = errors.best(
-      language_model_lib.Weights(alpha, BETAS[0], temperature)
-      for temperature, alpha in itertools.product(TEMPERATURES, ALPHAS)
-  )
+  tried, fewest = [], np.inf
+  for temperature in TEMPERATURES:
+    row = [
+        language_model_lib.Weights(alpha, BETAS[0], temperature)
+        for alpha in ALPHAS
+    ]
+    tried += row
+    first = errors.best(tried)
+    found = min(errors.found[weights].sum() for weights in row)
+    if found > fewest:
+      # Higher ones search more tokens, which takes minutes, and are worse.
+      break
+    fewest = found
   chosen = errors.best(first._replace(beta=beta) for beta in BETAS)
   beam_search.set_weights(chosen)
   entry = Tuned(
