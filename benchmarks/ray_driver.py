@@ -8,8 +8,8 @@ each answers a client group after `--client_ms` for each client, with sums and
 measurements of zeros, so that the driver alone limits the pace. Many workers
 share a few processes, in as many threads.
 
-The process trains a tiny model on clients of an index whose records nobody
-reads. `CPU` is the time of all threads of the driver, Ray's included, in rounds
+The process trains a tiny model on clients of an index whose records are never
+read. `CPU` is the time of all threads of the driver, Ray's included, in rounds
 after the first.
 """
 

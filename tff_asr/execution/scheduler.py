@@ -192,7 +192,7 @@ class Scheduler(Generic[Value]):
     reason, and alone it shows. No group if their results are large.
     """
     with self._lock:
-      if self._is_over or self._max_ahead or not self._num_waiting():
+      if self._is_over or self._max_ahead or not self.num_waiting():
         return None
       if self._lost_groups and self._lost_groups[0] in self._suspects:
         return None
@@ -203,10 +203,7 @@ class Scheduler(Generic[Value]):
   def num_waiting(self) -> int:
     """How many groups wait for a worker."""
     with self._lock:
-      return self._num_waiting()
-
-  def _num_waiting(self) -> int:
-    return len(self._groups) - self._num_assigned + len(self._lost_groups)
+      return len(self._groups) - self._num_assigned + len(self._lost_groups)
 
   def is_suspect(self, group: ClientGroup) -> bool:
     """Whether the group was in progress when a worker was lost."""

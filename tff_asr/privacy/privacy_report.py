@@ -292,10 +292,10 @@ class PrivacyReport:
         'private': self.private,
         'verdict': self.verdict,
         'reasons': list(self.reasons),
-        'epsilon': _json_number(self.epsilon),
+        'epsilon': json_number(self.epsilon),
         'delta': self.delta,
-        'epsilon_rdp': _json_number(self.epsilon_rdp),
-        'epsilon_pld': _json_number(self.epsilon_pld),
+        'epsilon_rdp': json_number(self.epsilon_rdp),
+        'epsilon_pld': json_number(self.epsilon_pld),
         'privacy_unit': self.privacy_unit,
         'neighbouring_relation': self.neighbouring_relation.name.lower(),
         'rounds': self.num_rounds,
@@ -311,7 +311,7 @@ class PrivacyReport:
     if self.details is not None:
       fields |= dataclasses.asdict(self.details)
       fields |= {
-          'l2_norm_clip': _json_number(self.details.l2_norm_clip),
+          'l2_norm_clip': json_number(self.details.l2_norm_clip),
           'public_inputs': list(self.details.public_inputs),
           'assumptions': [_SETTLED],
           'not_covered': self.not_covered,
@@ -620,7 +620,7 @@ def format_epsilon(value: float) -> str:
   return f'{float(rounded):.3g}'
 
 
-def _json_number(value: Optional[float]) -> float | str | None:
+def json_number(value: Optional[float]) -> float | str | None:
   """The number, or 'inf': JSON has no infinity."""
   return 'inf' if value is not None and math.isinf(value) else value
 

@@ -33,6 +33,7 @@ from tff_asr.metrics import private_wer
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
+from tff_asr.privacy import privacy_report
 from tff_asr.privacy import queries
 from tff_asr.programs import private_rounds
 from tff_asr.storage import run_dir
@@ -67,8 +68,8 @@ class EvaluationNoise:
 class TrainingEvaluation:
   """Evaluations between the rounds of a training.
 
-  Each evaluates the newest model on a cohort of its own, drawn as those of the
-  training are.
+  Each draws another cohort, as the training does, and evaluates the newest
+  model on it.
 
   Attributes:
     every: Training rounds from one evaluation to the next.
@@ -196,12 +197,9 @@ class EvaluationRounds:
         'num_people': _interval(found.num_people),
         'num_too_few_words': _interval(found.num_too_few_words),
         **dataclasses.asdict(self.noise.vectors),
-        # Infinity is a string in JSON.
-        'epsilon': 'inf' if math.isinf(epsilon) else epsilon,
+        'epsilon': privacy_report.json_number(epsilon),
         'delta': delta,
-        'total_epsilon': (
-            'inf' if math.isinf(total_epsilon) else total_epsilon
-        ),
+        'total_epsilon': privacy_report.json_number(total_epsilon),
         'rounds': num_rounds,
         'sampling': self.sampling.fields,
         'noise_multiplier': self.noise.noise_multiplier,

@@ -1,17 +1,18 @@
 """Weights of a language model, tuned on dev speakers and kept in the run.
 
-`tune` searches logits of the dev speakers with a grid of temperatures and model
-weights, and then with several word bonuses. What it chooses goes into
-decoding.json of the run's folder, by the SHA-256 of the language model;
-evaluation, transcription and the demo read it there. Each time that is the
-first that has no more word errors than the best by one standard error (Breiman
-et al. 1984), so that a few dev speakers rarely move the defaults.
+`tune` searches logits of the dev speakers with several model weights at higher
+and higher temperatures, while these help, and then with several word bonuses.
+What it chooses goes into decoding.json of the run's folder, by the SHA-256 of
+the language model; evaluation, transcription and the demo read it there. Each
+time that is the first that has no more word errors than the best by one
+standard error (Breiman et al. 1984), so that a few dev speakers rarely move the
+defaults.
 
 The weights depend on no other data. No noise protects the dev speakers, so they
 must be public: those who are private in the run's training are refused.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import TypedDict
@@ -125,13 +126,13 @@ def tune(
         for alpha in ALPHAS
     ]
     tried += row
-    first = errors.best(tried)
-    found = min(errors.found[weights].sum() for weights in row)
+    found = min(errors.of(weights).sum() for weights in row)
     if found > fewest:
       # Higher ones search more tokens, which takes minutes, and are worse.
       break
     fewest = found
-  chosen = errors.best(first._replace(beta=beta) for beta in BETAS)
+  first = errors.best(tried)
+  chosen = errors.best([first._replace(beta=beta) for beta in BETAS])
   beam_search.set_weights(chosen)
   entry = Tuned(
       file=os.path.basename(beam_search.language_model.path),
@@ -169,19 +170,21 @@ class _Errors:
     self._decoded = decoded
     self._search = beam_search
 
+  def of(self, weights: language_model_lib.Weights) -> np.ndarray:
+    """Returns the errors of each utterance; searches the first time."""
+    if weights not in self.found:
+      self._search.set_weights(weights)
+      self.found[weights] = np.array([
+          word_errors.count(reference, self._search(logits)[0].text).errors
+          for reference, logits in self._decoded
+      ])
+    return self.found[weights]
+
   def best(
-      self, tried: Iterable[language_model_lib.Weights]
+      self, tried: Sequence[language_model_lib.Weights]
   ) -> language_model_lib.Weights:
-    """Tries weights, the preferred ones first, and returns those to take."""
-    tried = list(tried)
-    for weights in tried:
-      if weights not in self.found:
-        self._search.set_weights(weights)
-        self.found[weights] = np.array([
-            word_errors.count(reference, self._search(logits)[0].text).errors
-            for reference, logits in self._decoded
-        ])
-    return tried[_choose(np.array([self.found[each] for each in tried]))]
+    """Returns the weights to take, of several with the preferred ones first."""
+    return tried[_choose(np.array([self.of(each) for each in tried]))]
 
 
 def _choose(errors: np.ndarray) -> int:
