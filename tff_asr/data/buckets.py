@@ -15,8 +15,7 @@ Nearly every batch has another size, so a batch is padded, as by
 Padding rows have weight 0, so losses and gradients are those of the batch up to
 rounding. Which utterances share a batch does not depend on buckets. The
 boundaries are public settings: fitted to the clients of a private run, they
-would make each client's update depend on all clients (docs/mechanisms.md,
-"Clipping").
+would make each client's update depend on all clients.
 
   B: rows of a batch. T: feature frames. F: mel bins. U: label length.
 """
