@@ -35,7 +35,6 @@ import shutil
 import subprocess
 import sys
 import time
-import types
 import urllib.request
 
 from absl import flags
@@ -154,8 +153,6 @@ _PARTITION = '--partition=public=40%,private=rest,dev=10%,test=15%'
 _NUM_ROUNDS, _NUM_LOCAL_STEPS, _MAX_COHORT_SIZE = 80, 2, 6
 # (noise norm) / C of .16, the larger one of the paper, at 6 clients a round.
 _SOURCE_NOISE = 0.0012
-# Two clients train at once: a core each takes less time than both for each.
-_ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
 # Exit code of a program that ended by itself after Ctrl-C.
@@ -467,7 +464,6 @@ def _train(run: str, shards: Mapping[str, str]) -> None:
       ),
       f'--output_dir={output_dir}',
       *_gin(_EXPERIMENTS[_kind()][run], **settings),
-      environment={} if is_central else _ONE_THREAD,
   )
 
 
@@ -505,13 +501,9 @@ def _gin(experiment: str, **settings: object) -> list[str]:
   ]
 
 
-def _run(
-    *arguments: str, environment: Mapping[str, str] = types.MappingProxyType({})
-) -> None:
+def _run(*arguments: str) -> None:
   """Runs a program of this project in this Python, and stops if it fails."""
-  program = subprocess.Popen(
-      [sys.executable, *arguments], env={**os.environ, **environment}
-  )
+  program = subprocess.Popen([sys.executable, *arguments])
   try:
     status = program.wait()
   except KeyboardInterrupt:

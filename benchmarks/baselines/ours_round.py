@@ -32,6 +32,8 @@ _CONTEXT = flags.DEFINE_enum(
 
 
 def main(_) -> None:
+  # First: it chooses the threads of an op.
+  context = _build_context()
   folder = program.JOB.value
   job = job_lib.load(folder)
   corpus = ours.load_corpus(folder)
@@ -42,7 +44,7 @@ def main(_) -> None:
       noise_kernel='tensorflow' if _CONTEXT.value == 'native' else 'host',
   )
   cohort = corpus.locate_clients(corpus.client_ids)
-  with tff.framework.get_context_stack().install(_build_context()):
+  with tff.framework.get_context_stack().install(context):
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())
     state = state._replace(global_model_weights=ours.load_weights(folder))
     clock = program.RoundClock()

@@ -75,7 +75,7 @@ class EndingsTest(cases.TestCase):
     )
     self.assertEqual(ended.code, 128 + send, ended.stderr)
     # The native context chooses by itself how many clients train at once.
-    self.assertRegex(ended.stdout, r'^(clients at once: \d+\n)?$')
+    self.assertRegex(ended.stdout, r'^(clients at once: .*\n)?$')
     *progress, last = ended.stderr.splitlines()
     self.assertEqual(last, word + _RESUME, ended.stderr)
     for line in progress:

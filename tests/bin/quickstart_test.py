@@ -41,8 +41,7 @@ class _Programs:
     self.commands = []
     self._fails = fails
 
-  def __call__(self, arguments, *, env):
-    del env
+  def __call__(self, arguments):
     self.commands.append(arguments[1:])
     settings = dict(each.split('=', 1) for each in arguments if '=' in each)
     if 'train_' in arguments[1]:
@@ -122,7 +121,7 @@ class QuickstartTest(cases.TestCase):
   def test_ctrl_c_is_said_once(self, code, num_lines):
     # By the program that runs, unless it was still importing.
     program = mock.Mock(wait=mock.Mock(side_effect=[KeyboardInterrupt, code]))
-    finished = self.run_program(programs_started=lambda *_, env: program)
+    finished = self.run_program(programs_started=lambda *_: program)
     self.assertEqual(finished.code, 130)
     self.assertEqual(finished.stderr.count('interrupted: '), num_lines)
 

@@ -73,7 +73,9 @@ class TrainFederatedTest(cases.TestCase):
     self.assertIn(verdict, finished.stdout)
     # Clients at once, verdict, epsilon, rates, folder, next command.
     first, *lines = finished.stdout.splitlines()
-    self.assertRegex(first, r'^clients at once: [1-9]\d*$')
+    self.assertRegex(
+        first, r'^clients at once: [1-9]\d*, threads per op: [1-9]\d*$'
+    )
     self.assertLen(lines, 5)
     self.assertIn('NOT PRIVATE', finished.stdout)
     self.assertIn(run_dir.MODEL, os.listdir(self.run_dir))

@@ -51,6 +51,23 @@ def _build_native():
   return native.build_sync_context(trust_network=True)
 
 
+@contextlib.contextmanager
+def _threads_of_ops(number, *, variable=''):
+  """Six cores, and a process that chose a number of threads; 0: none."""
+  threading_lib = tf.config.threading
+  with (
+      mock.patch.object(os, 'sched_getaffinity', lambda _: set(range(6))),
+      mock.patch.dict(os.environ, {'TF_NUM_INTRAOP_THREADS': variable}),
+      mock.patch.object(
+          threading_lib, 'get_intra_op_parallelism_threads', lambda: number
+      ),
+      mock.patch.object(
+          threading_lib, 'set_intra_op_parallelism_threads'
+      ) as chosen,
+  ):
+    yield chosen
+
+
 def _run(context, process, cohorts):
   """The state after one round a cohort, and the last metrics."""
   with _install(context):
@@ -460,6 +477,41 @@ class ScheduleTest(parameterized.TestCase):
         )
     fixed = devices_lib.DeviceSet(names, 5)
     self.assertEqual(fixed.num_at_once(tensor_bytes=2**40), 5)
+
+  @parameterized.named_parameters(
+      ('auto', dict(clients_per_device='auto'), 1),
+      ('auto_with_few_clients', dict(cohort_size=2.5), 2),
+      ('one_client', dict(clients_per_device=1), 6),
+      ('two_clients', dict(clients_per_device=2), 3),
+      ('two_devices', dict(devices=_CPUS[:2], clients_per_device=2), 1),
+      ('more_clients_than_cores', dict(clients_per_device=7), 1),
+      ('few_clients', dict(clients_per_device=3, cohort_size=2), 3),
+      ('gpus', dict(devices=['GPU:0']), None),
+  )
+  def test_clients_at_once_share_the_cores(self, settings, threads):
+    defaults = dict(devices=None, clients_per_device='auto', cohort_size=None)
+    with _threads_of_ops(0) as chosen:
+      devices_lib.share_cores(**(defaults | settings))
+    self.assertEqual(
+        chosen.call_args_list, [] if threads is None else [mock.call(threads)]
+    )
+
+  @parameterized.named_parameters(
+      ('in_python', 4, ''), ('in_the_environment', 0, '4')
+  )
+  def test_threads_that_were_chosen_stay(self, number, variable):
+    with _threads_of_ops(number, variable=variable) as chosen:
+      devices_lib.share_cores(
+          None, clients_per_device='auto', cohort_size=None
+      )
+      chosen.assert_not_called()
+      self.assertEqual(devices_lib.threads_per_op(), 4)
+
+  def test_after_the_first_op_threads_stay(self):
+    before = devices_lib.threads_per_op()
+    tf.zeros([])
+    _build(clients_per_device='auto')
+    self.assertEqual(devices_lib.threads_per_op(), before)
 
   def test_costly_clients_start_first(self):
     with _watch() as at_work:

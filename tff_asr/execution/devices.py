@@ -1,7 +1,9 @@
-"""The logical TensorFlow devices to run on, and clients at once on each."""
+"""The logical devices to run on, clients at once on each, threads of an op."""
 
 from collections.abc import Sequence
+import contextlib
 import importlib.util
+import math
 import os
 from typing import Literal, NamedTuple
 
@@ -24,6 +26,7 @@ _MAX_SHARED_GPU_BYTES = 2**27
 # GPUs' memory is taken as it is needed, unless TensorFlow used them before. As
 # in `launch`, which notebooks and Ray's workers do not import.
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
+_THREADS_VARIABLE = 'TF_NUM_INTRAOP_THREADS'
 
 
 def _set_cuda_dir() -> None:
@@ -60,7 +63,7 @@ class DeviceSet(NamedTuple):
 
     For 'auto', on a CPU: one for each core, as far as the memory that is free
     now suffices; on a GPU two, if the model is small. No bit of a result
-    depends on the number.
+    depends on what 'auto' chooses.
 
     Args:
       tensor_bytes: size of the model's tensors that each of these clients adds:
@@ -81,12 +84,19 @@ def choose(
     *,
     clients_per_device: ClientsPerDevice,
     gpu_memory_mb: int | None,
+    cohort_size: float | None = None,
 ) -> DeviceSet:
-  """Returns the devices to train on, for settings as in `context.Settings`.
+  """Returns the devices to train on, for settings as in `multi_device`.
+
+  If it comes before TensorFlow's first op, CPUs are shared out as well:
+  `share_cores`.
 
   Raises:
     ValueError: as `logical_devices` and `split_gpus`.
   """
+  share_cores(
+      devices, clients_per_device=clients_per_device, cohort_size=cohort_size
+  )
   split_gpus(count=clients_per_device, memory_mb=gpu_memory_mb)
   is_split = gpu_memory_mb is not None and clients_per_device > 1
   # The setting has no effect on a machine without GPUs.
@@ -94,6 +104,62 @@ def choose(
   found = logical_devices(devices)
   # The parts of a split GPU are devices, and each trains one client.
   return DeviceSet(found, 1 if is_split else clients_per_device)
+
+
+def threads_per_op() -> int:
+  """Returns how many threads an op on a CPU may use."""
+  return _chosen_threads() or len(os.sched_getaffinity(0))
+
+
+def num_ops_at_once() -> int:
+  """Returns how many ops can each have their threads on a core of their own."""
+  return max(1, len(os.sched_getaffinity(0)) // threads_per_op())
+
+
+def share_cores(
+    devices: Sequence[str] | None,
+    *,
+    clients_per_device: ClientsPerDevice,
+    cohort_size: float | None,
+) -> None:
+  """Sets the threads of an op so that each client at once has its own cores.
+
+  Clients whose ops share the threads of all cores wait for each other. On GPUs,
+  after TensorFlow's first op, and where the number was chosen already, nothing
+  changes.
+
+  Args:
+    devices: as in `logical_devices`.
+    clients_per_device: how many clients train at once on each. 'auto': one for
+      each core. It may be fewer for want of memory, which is known later; bits
+      do not depend on that.
+    cohort_size: as in `multi_device.Settings`.
+  """
+  on_gpus = (
+      tf.config.list_physical_devices('GPU')
+      if devices is None
+      else any('GPU' in str(device).upper() for device in devices)
+  )
+  if on_gpus or _chosen_threads():
+    return
+  num_cores = len(os.sched_getaffinity(0))
+  at_once = num_cores
+  if clients_per_device != 'auto':
+    at_once = clients_per_device * len(devices or ['CPU:0'])
+  if cohort_size:
+    at_once = min(at_once, math.ceil(cohort_size))
+  # RuntimeError: after the first op.
+  with contextlib.suppress(RuntimeError):
+    tf.config.threading.set_intra_op_parallelism_threads(
+        max(1, num_cores // at_once)
+    )
+
+
+def _chosen_threads() -> int:
+  """The number of threads of an op that the process chose; 0 for none."""
+  return tf.config.threading.get_intra_op_parallelism_threads() or int(
+      os.environ.get(_THREADS_VARIABLE) or 0
+  )
 
 
 def split_gpus(

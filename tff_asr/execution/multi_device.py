@@ -14,8 +14,10 @@ A federated round runs as
 at a time. The first device is the server device. Values stay in this process.
 
 - The result has the same bits for any number of devices (of one kind) and of
-  clients at once, if the computation has no unseeded or stateful random ops. On
-  GPUs this needs deterministic kernels (TF_DETERMINISTIC_OPS=1); not run.
+  clients at once, if the computation has no unseeded or stateful random ops,
+  and ops have as many threads, which a context chooses if it is built before
+  TensorFlow's first op (`devices.share_cores`). On GPUs this needs
+  deterministic kernels (TF_DETERMINISTIC_OPS=1); not run.
 - An empty cohort gives the server step on `zero`.
 - Up to `max_failed_share` of a round's clients may fail; they are left out. One
   more ends the round with a `client_round.ClientError`; a client that hangs,
@@ -49,12 +51,15 @@ class Settings(context.Settings):
   Attributes:
     devices: logical devices such as 'GPU:0' or 'CPU:1', the first of which
       runs the server's part. None is all GPUs, else 'CPU:0'.
+    cohort_size: about how many clients a round has, if that is known. If there
+      are fewer than cores, each op gets several threads.
 
   Raises:
     ValueError: a setting out of range.
   """
 
   devices: Sequence[str] | None = None
+  cohort_size: float | None = None
 
 
 def build_sync_context(
@@ -118,6 +123,7 @@ class _Runner(context.Runner[_Clients]):
         settings.devices,
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
+        cohort_size=settings.cohort_size,
     )
     # The trainer returns its sum on this device, so `finish` needs no copy.
     server_device = self._device_set.devices[0]

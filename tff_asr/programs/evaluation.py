@@ -8,7 +8,9 @@ over the same logits.
   B: batch size. S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import concurrent.futures
 import dataclasses
 import functools
 import os
@@ -25,6 +27,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
 from tff_asr.decoding import hypothesis as hypothesis_lib
 from tff_asr.decoding import language_model as language_model_lib
+from tff_asr.execution import devices
 from tff_asr.metrics import normalization
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
@@ -36,6 +39,8 @@ from tff_asr.storage import run_dir
 
 
 _PUBLISHED_ROWS = 8  # `pad_to_batch` of the published code.
+
+_Decoded = Mapping[str, tf.Tensor | tf.RaggedTensor]
 
 
 class EvaluatedUtterance(NamedTuple):
@@ -234,8 +239,7 @@ class Evaluator:
     num_losses = 0.0
     too_long = set()
     num_fill_rows = 0
-    for batch in self._open():
-      decoded = self._decode(weights, batch)
+    for batch, decoded in self._decode_batches(weights):
       hypotheses += self._hypotheses(batch, decoded, beam_search)
       token_errors += word_errors.total(
           map(
@@ -267,10 +271,25 @@ class Evaluator:
         num_fill_rows=num_fill_rows,
     )
 
+  def _decode_batches(
+      self, weights: weights_lib.Weights
+  ) -> Iterator[tuple[Mapping[str, tf.Tensor], _Decoded]]:
+    """Yields batches in order; cores that one's ops leave decode the next."""
+    num_at_once = devices.num_ops_at_once()
+    decoding = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(num_at_once) as pool:
+      for batch in self._open():
+        decoding.append((batch, pool.submit(self._decode, weights, batch)))
+        if len(decoding) > num_at_once:
+          batch, decoded = decoding.popleft()
+          yield batch, decoded.result()
+      for batch, decoded in decoding:
+        yield batch, decoded.result()
+
   def _hypotheses(
       self,
       batch: Mapping[str, tf.Tensor],
-      decoded: Mapping[str, tf.Tensor | tf.RaggedTensor],
+      decoded: _Decoded,
       beam_search: Optional[hypothesis_lib.Decode],
   ) -> list[EvaluatedUtterance]:
     """Returns the hypotheses of a batch."""

@@ -28,6 +28,7 @@ from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import context as context_lib
+from tff_asr.execution import devices
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -196,7 +197,10 @@ class FederatedTraining(
     if isinstance(self.context, context_lib.AsyncContext):
       report = self.context.runner.last_round
     if report.num_at_once:
-      _print_once(f'clients at once: {report.num_at_once}')
+      _print_once(
+          f'clients at once: {report.num_at_once}, threads per op: '
+          f'{devices.threads_per_op()}'
+      )
     measured = result.output.metrics
     state = result.output.state
     metrics = flatten(

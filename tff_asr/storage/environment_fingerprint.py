@@ -13,6 +13,7 @@ from absl import logging
 import tensorflow as tf
 
 from tff_asr import files
+from tff_asr.execution import devices
 
 _NAME = 'machine.json'
 # An op splits long sums over its threads, which changes the rounding.
@@ -30,7 +31,7 @@ def restore_threads(run: str) -> None:
     run: The run's folder; need not exist.
   """
   before = _read(run)
-  if before is not None and before[_THREADS] != _num_threads():
+  if before is not None:
     # RuntimeError: TensorFlow is in use; `check` logs the difference.
     with contextlib.suppress(RuntimeError):
       tf.config.threading.set_intra_op_parallelism_threads(before[_THREADS])
@@ -77,7 +78,7 @@ def current_properties() -> Properties:
       'onednn': os.environ.get('TF_ENABLE_ONEDNN_OPTS', ''),
       'processor': _processor(),
       'tensorflow': tf.__version__,
-      _THREADS: _num_threads(),
+      _THREADS: devices.threads_per_op(),
   }
 
 
@@ -88,15 +89,6 @@ def _read(run: str) -> Properties | None:
   # A file in the way of the folder is reported where the folder is made.
   except (FileNotFoundError, NotADirectoryError):
     return None
-
-
-def _num_threads() -> int:
-  """Returns the number of threads of an op; by default one per processor."""
-  # 0 means that TensorFlow chooses.
-  return (
-      tf.config.threading.get_intra_op_parallelism_threads()
-      or len(os.sched_getaffinity(0))
-  )
 
 
 def _processor() -> str:
