@@ -61,6 +61,9 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.programs import federated
 from tff_asr.programs import warm_start
+from tff_asr.reports import style
+
+plt.style.use(style.PATH)  # The look of all figures.
 
 multi_device.set_default_context()  # All GPUs, else the CPU.
 NUM_ROUNDS = 12
@@ -107,12 +110,12 @@ def train(label, *gin_files, **settings):
 
 
 def show(*labels):
-  """Draws some curves."""
-  picture, axes = plt.subplots(figsize=(6.5, 3.2), layout='constrained')
+  """Draws some curves, with their names at their ends."""
+  _, axes = plt.subplots(figsize=(6.5, 3.2))
   for label in labels:
     axes.plot(curves[label], 'o-', markersize=4, label=label)
   axes.set(xlabel='round', ylabel='WER on the dev set, %')
-  axes.legend()
+  style.name_curves(axes)
   plt.show()
 
 

@@ -26,13 +26,11 @@ from collections.abc import Iterator, Sequence
 import fractions
 import os
 import shutil
-import sys
 from typing import Any
 
 from absl import flags
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from data_tools import partial_split
 from tff_asr import files
@@ -43,6 +41,7 @@ from tff_asr.data import speakers
 from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import waveform_augment
 from tff_asr.pretrained import features
+from tff_asr.programs import progress as progress_lib
 
 _PRETRAINED = flags.DEFINE_string(
     'pretrained', None, 'Name or folder of a public model. Required.'
@@ -131,12 +130,12 @@ def _write_shards(
 ) -> None:
   """Writes the shards that are not finished."""
   num_done = sum(len(entry['records']) for entry in partial.entries)
-  with tqdm.tqdm(
+  with progress_lib.Progress(
+      description=os.path.basename(partial.output_dir),
       total=len(source.offsets) * len(speeds),
       initial=num_done,
-      unit=' utterances',
-      disable=not sys.stderr.isatty(),
-  ) as bar:
+      unit='utterance',
+  ) as progress:
     for number in range(len(partial.entries), len(source.corpus.shards)):
       path = os.path.join(partial.folder, index.shard_name(number))
       numbers, offsets, lengths, position = [], [], [], 0
@@ -149,7 +148,7 @@ def _write_shards(
           offsets.append(position)
           lengths.append(length)
           position += len(content) + index.RECORD_OVERHEAD_BYTES
-          bar.update()
+          progress.update()
       shard = index.Shard(
           os.path.basename(path), position, files.sha256(path)
       )

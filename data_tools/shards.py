@@ -16,13 +16,11 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 import types
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from data_tools import parallel_encoding
 from data_tools import partial_split
@@ -34,6 +32,7 @@ from tff_asr.data import index
 from tff_asr.data import schema
 from tff_asr.data import speakers
 from tff_asr.data import split_summary
+from tff_asr.programs import progress as progress_lib
 
 Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
@@ -293,37 +292,36 @@ def _write_shards(
   if seen is not None:
     seen |= {*_fingerprints(partial)} - {utterances_lib.SILENCE}
   rest = ordered[num_done:]
-  bar = tqdm.tqdm(
-      parallel_encoding.encode(
-          rest,
-          num_workers=num_workers,
-          task_size=_task_size(rest),
-          encoding=encoding,
-          max_utterance_sec=max_utterance_sec,
-      ),
-      # `.train.partial` is shown as `train`.
-      desc=os.path.basename(partial.folder)[1 : -len('.partial')],
-      initial=num_done,
-      total=len(ordered),
-      unit=' utterances',
-      disable=not sys.stderr.isatty(),
+  outcomes = parallel_encoding.encode(
+      rest,
+      num_workers=num_workers,
+      task_size=_task_size(rest),
+      encoding=encoding,
+      max_utterance_sec=max_utterance_sec,
   )
   shard = _ShardFile(partial.folder, number, seen=seen)
   try:
-    for utterance, outcome in zip(rest, bar):
-      shard.add(utterance, outcome)
-      if strict:
-        _refuse(shard.problems)
-      num_done += 1
-      is_last = num_done == len(ordered)
-      # A client is never divided: a round opens one shard a client.
-      is_full = shard.num_bytes >= max_shard_bytes
-      if is_last or (
-          is_full and ordered[num_done].client_id != utterance.client_id
-      ):
-        shard.commit(partial, num_done=num_done)
-        number += 1
-        shard = _ShardFile(partial.folder, number, seen=seen)
+    with progress_lib.Progress(
+        description=os.path.basename(partial.output_dir),
+        total=len(ordered),
+        initial=num_done,
+        unit='utterance',
+    ) as progress:
+      for utterance, outcome in zip(rest, outcomes):
+        shard.add(utterance, outcome)
+        if strict:
+          _refuse(shard.problems)
+        progress.update()
+        num_done += 1
+        is_last = num_done == len(ordered)
+        # A client is never divided: a round opens one shard a client.
+        is_full = shard.num_bytes >= max_shard_bytes
+        if is_last or (
+            is_full and ordered[num_done].client_id != utterance.client_id
+        ):
+          shard.commit(partial, num_done=num_done)
+          number += 1
+          shard = _ShardFile(partial.folder, number, seen=seen)
   finally:
     shard.close()
 

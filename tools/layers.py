@@ -144,6 +144,7 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.pretrained',
     # Language models of private text charge a run's ledger.
     'tff_asr.programs.count_release',
+    'tff_asr.programs.progress',
     'tff_asr.rounding',
     'tff_asr.text',
 )
@@ -162,7 +163,6 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'sentencepiece',
         'soxr',
         'tensorflow',
-        'tqdm',
         *SHARED_WITH_DATA_TOOLS,
     ),
     'experiments': (

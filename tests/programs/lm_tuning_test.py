@@ -101,6 +101,21 @@ class LmTuningTest(cases.TestCase):
     rates = [rate for *_, rate in found['dev_word_error_rates']]
     self.assertEqual((rates[0], min(rates)), (1.0, 0.0))
 
+  @language_model_test.needs_packages
+  def test_more_utterances_are_searched_until_the_defaults_err_200_times(self):
+    # In 'ab' the defaults err, as above; 'ac' is what they find.
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (-3.9, 0.0)
+    found, _ = self.tune(*[('ab', logits)] * 300)
+    self.assertEqual(found['num_dev_words'], 200)
+    self.assertEqual(found['alpha'], 1.0)
+    found, _ = self.tune(*[('ab', logits)] * 199, *[('ac', logits)] * 50)
+    self.assertEqual(found['num_dev_words'], 249)
+    # Random ones of both, of which half are errors.
+    found, _ = self.tune(*[('ab', logits)] * 400, *[('ac', logits)] * 400)
+    self.assertBetween(found['num_dev_words'], 360, 440)
+
   def test_the_first_pair_within_a_standard_error_is_chosen(self):
     # The last has 1 error. The first has 9, in other utterances: 8 more, and
     # the error of the difference is sqrt(10). The second has 3: 2 more, and

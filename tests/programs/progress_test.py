@@ -103,6 +103,20 @@ class ProgressTest(absltest.TestCase):
     )
     self.assertEqual(stream.getvalue(), shown)
 
+  def test_fast_updates_redraw_a_terminal_ten_times_a_second(self):
+    stream = _Terminal()
+    with progress_lib.Progress(
+        description='private', total=24_000, unit='utterance', stream=stream
+    ) as progress:
+      for _ in range(24_000):
+        progress.update()
+        self.now += 0.001
+    shown = stream.getvalue().split('\r\x1b[K')[1:]
+    # In 24 seconds, and where a sum of .001 falls short of .1 a little later.
+    self.assertBetween(len(shown), 230, 241)
+    self.assertEqual(shown[0], 'private: utterance 1 of 24,000')
+    self.assertEqual(shown[-1], 'private: utterance 24,000 of 24,000\n')
+
   def test_a_loop_that_ends_early_ends_its_line(self):
     stream = _Terminal()
     with progress_lib.Progress(
@@ -125,6 +139,7 @@ class ProgressTest(absltest.TestCase):
       self.now += 10
       # 39 columns, then 40: after the 40th, some terminals wrap.
       progress.update(loss='1.255')
+      self.now += 10
       progress.update(loss='1.2555')
     size.assert_called_with(1)
     self.assertEqual(
@@ -133,6 +148,6 @@ class ProgressTest(absltest.TestCase):
             'x: round 1 of 10, loss 2.5',
             'x: round 2 of 10, loss 3, 80 s left',
             'x: round 3 of 10, loss 1.255, 70 s left',
-            'x: round 4 of 10, 40 s left\n',
+            'x: round 4 of 10, 60 s left\n',
         ],
     )

@@ -8,6 +8,10 @@ time that is the first that has no more word errors than the best by one
 standard error (Breiman et al. 1984), so that a few dev speakers rarely move the
 defaults.
 
+How well settings can be compared depends on the number of errors, so a model
+that errs often is tuned on fewer utterances: random ones, until the defaults
+make 200 errors. Searches of such a model are the slow ones.
+
 The weights depend on no other data. No noise protects the dev speakers, so they
 must be public: those who are private in the run's training are refused.
 """
@@ -31,6 +35,11 @@ BETAS = (1.5, 0.0, 3.0)
 TEMPERATURES = (1.0, 1.25, 1.5, 1.75, 2.0)
 """What is tried; the defaults come first."""
 
+# On generated speech, of models with a WER of 34 and 42 % this chose settings
+# .3 and .9 points worse than 480 and 580 errors did, in half and a third of the
+# time; draws of utterances differed by .5 and .6 (standard deviation).
+_ENOUGH_ERRORS = 200
+
 
 class Tuned(TypedDict):
   """An entry of decoding.json."""
@@ -39,6 +48,7 @@ class Tuned(TypedDict):
   beta: float
   temperature: float
   num_dev_speakers: int
+  # Of the utterances that were searched.
   num_dev_words: int
   # alpha, beta, temperature, and the word error rate.
   dev_word_error_rates: list[tuple[float, float, float, float]]
@@ -116,9 +126,9 @@ def tune(
     ValueError: As `check`, or there are no words.
   """
   check(run, dev_data)
-  errors = _Errors(decoded, beam_search=beam_search)
-  if not errors.num_words:
+  if not any(reference.split() for reference, _ in decoded):
     raise ValueError('the dev speakers have no words to tune weights on.')
+  errors = _Errors(decoded, beam_search=beam_search)
   tried, fewest = [], np.inf
   for temperature in TEMPERATURES:
     row = [
@@ -152,10 +162,10 @@ def tune(
 
 
 class _Errors:
-  """Word errors of utterances, by the weights that were tried.
+  """Word errors of enough utterances, by the weights that were tried.
 
   Attributes:
-    num_words: In the references.
+    num_words: In their references.
     found: The weights to the errors of each utterance, int [utterances].
   """
 
@@ -165,20 +175,31 @@ class _Errors:
       *,
       beam_search: language_model_lib.BeamSearch,
   ):
-    self.num_words = sum(len(reference.split()) for reference, _ in decoded)
-    self.found: dict[language_model_lib.Weights, np.ndarray] = {}
-    self._decoded = decoded
     self._search = beam_search
+    self._decoded, errors = [], []
+    beam_search.set_weights(language_model_lib.DEFAULTS)
+    for i in np.random.default_rng(0).permutation(len(decoded)):
+      self._decoded.append(decoded[i])
+      errors.append(self._count(*decoded[i]))
+      if sum(errors) >= _ENOUGH_ERRORS:
+        break
+    self.num_words = sum(
+        len(reference.split()) for reference, _ in self._decoded
+    )
+    self.found = {language_model_lib.DEFAULTS: np.array(errors)}
 
   def of(self, weights: language_model_lib.Weights) -> np.ndarray:
     """Returns the errors of each utterance; searches the first time."""
     if weights not in self.found:
       self._search.set_weights(weights)
       self.found[weights] = np.array([
-          word_errors.count(reference, self._search(logits)[0].text).errors
-          for reference, logits in self._decoded
+          self._count(reference, logits) for reference, logits in self._decoded
       ])
     return self.found[weights]
+
+  def _count(self, reference: str, logits: np.ndarray) -> int:
+    """Returns the errors of an utterance with the weights of the search."""
+    return word_errors.count(reference, self._search(logits)[0].text).errors
 
   def best(
       self, tried: Sequence[language_model_lib.Weights]

@@ -6,6 +6,7 @@ import time
 from typing import Optional, TextIO
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_REDRAWS = 0.1
 # Returns to the start of a terminal's line and erases it.
 _REDRAW = '\r\x1b[K'
 
@@ -13,9 +14,10 @@ _REDRAW = '\r\x1b[K'
 class Progress:
   """Shows how far a loop is, and some of its metrics; a context manager.
 
-  A terminal shows one line that is redrawn; the last metrics are left out where
-  it is too narrow for them. A pipe or a log file gets a line at
-  the start, about one every ten seconds, and one at the end.
+  A terminal shows one line that is redrawn, at most ten times a second; the
+  last metrics are left out where it is too narrow for them. A pipe or a log
+  file gets a line at the start, about one every ten seconds, and one at the
+  end.
 
   The time that is left is estimated from the second update on: the first one
   also waits for functions to be traced and compiled.
@@ -66,14 +68,18 @@ class Progress:
     if self._first is None:
       self._first = self._done, now
     is_last = self._done >= self._total
-    if self._stream.isatty():
+    is_terminal = self._stream.isatty()
+    pause = _SECONDS_BETWEEN_REDRAWS if is_terminal else _SECONDS_BETWEEN_LINES
+    if not is_last and now - self._last_line < pause:
+      return
+    self._last_line = now
+    if is_terminal:
       self._stream.write(_REDRAW + self._line(now, columns=self._columns()))
       # What is printed next begins a line.
       self._is_open = not is_last
       if is_last:
         self._stream.write('\n')
-    elif is_last or now - self._last_line >= _SECONDS_BETWEEN_LINES:
-      self._last_line = now
+    else:
       self._stream.write(self._line(now) + '\n')
     self._stream.flush()
 
@@ -93,7 +99,9 @@ class Progress:
 
   def _line(self, now: float, *, columns: Optional[int] = None) -> str:
     """`description: unit 3 of 10, loss 2.5, 12 s left`."""
-    count = f'{self._description}: {self._unit} {self._done} of {self._total}'
+    count = (
+        f'{self._description}: {self._unit} {self._done:,} of {self._total:,}'
+    )
     metrics = [f'{name} {value}' for name, value in self._metrics.items()]
     left = []
     first, started = self._first
