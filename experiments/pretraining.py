@@ -89,7 +89,6 @@ _TUNED = {
     'highest 80% frozen': 'noise 1',
 }
 _TUNED_SEEDS = 3
-_DRAWS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -342,7 +341,6 @@ class Miniature:
         os.path.join(data_dir, 'tuning'), encoder=self.model.encoder
     )
     self._starts = {}
-    self._gradients = dp_sgd.build_example_gradients(self.model, seed=0)
 
     @tf.function(
         input_signature=[
@@ -462,76 +460,6 @@ class Miniature:
       watch(metrics)
     return state.global_model_weights
 
-  def cosines(self, seed: int) -> list[tuple[str, int, float, float, float]]:
-    """Cosines of the noised clipped mean with the clean mean, before training.
-
-    Returns:
-      Clip split, batch size, C over the median norm, share frozen (the lowest),
-      and the mean cosine over draws of the batch and the noise.
-    """
-    weights, squares = self.warm_start(seed)
-    private = self.speech['private']
-    generator = np.random.default_rng(seed)
-    size = 1024
-    drawn = generator.choice(len(private.features), size, replace=False)
-    names = sorted(self.model.specs)
-    gradients = np.stack([
-        np.concatenate([np.ravel(found[name]) for name in names])
-        for batch in private.batches(drawn.tolist())
-        for found in self._gradients(weights, batch)
-    ])
-    sizes = [math.prod(self.model.specs[name].shape) for name in names]
-    ends = np.cumsum(sizes)
-    clean = gradients.mean(axis=0)
-    norms = np.linalg.norm(gradients, axis=1)
-    main = build_rows()[0]
-    count = sum(sizes)
-    rows = []
-
-    def measure(split, batch_size, clip, share):
-      row = dataclasses.replace(main, share=share)
-      frozen = frozen_of(row, squares, self.model.specs, seed=seed)
-      live = [name not in frozen for name in names]
-      kept = np.repeat(live, sizes)
-      parts = [
-          slice(end - length, end)
-          for end, length, is_live in zip(ends, sizes, live)
-          if is_live
-      ]
-      bound = clip * float(np.median(norms))
-      total = sum(part.stop - part.start for part in parts)
-      clipped = np.zeros_like(gradients)
-      if split == 'global':
-        norm = np.linalg.norm(gradients[:, kept], axis=1)
-        factor = np.minimum(1, bound / np.maximum(norm, 1e-30))
-        clipped[:, kept] = gradients[:, kept] * factor[:, None]
-      else:
-        for part in parts:
-          layer_bound = bound * math.sqrt((part.stop - part.start) / total)
-          norm = np.linalg.norm(gradients[:, part], axis=1)
-          factor = np.minimum(1, layer_bound / np.maximum(norm, 1e-30))
-          clipped[:, part] = gradients[:, part] * factor[:, None]
-      z = _at_epsilon(batch_size)
-      found = []
-      for _ in range(_DRAWS):
-        chosen = generator.choice(size, batch_size, replace=False)
-        mean = clipped[chosen].mean(axis=0)
-        noise = generator.normal(size=count) * kept * z * bound / batch_size
-        noised = mean + noise
-        found.append(
-            noised @ clean / np.linalg.norm(noised) / np.linalg.norm(clean)
-        )
-      rows.append((split, batch_size, clip, share, float(np.mean(found))))
-
-    for split in ('dim', 'global'):
-      for clip in (0.1, 0.3, 1.0, 3.0):
-        measure(split, _BATCH, clip, 0.0)
-    for share in (0.5, 0.8, 0.95):
-      measure('dim', _BATCH, 0.3, share)
-    for batch_size in (8, 128):
-      measure('dim', batch_size, 0.3, 0.0)
-    return rows
-
 
 @functools.cache
 def _at_epsilon(batch_size: int) -> float:
@@ -593,8 +521,8 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   """The report, Markdown, of the results so far.
 
   Args:
-    results: By seed: `losses` by row's label (and 'warm start'), `cosines`,
-      and `errors`, of each test speaker word errors and words, by label.
+    results: By seed: `losses` by row's label (and 'warm start'), and `errors`,
+      of each test speaker word errors and words, by label.
     rows: All rows.
   """
   specs = build_model().specs
@@ -604,27 +532,24 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   intro = (
       'Which parts of private BEST-RQ pre-training help, on generated speech. '
       'This makes the speech and writes this page:',
-      f'BEST-RQ with 64 labels and spans of 60 ms over gated convolutions, '
-      f'{weights_lib.num_parameters(specs):,} parameters. Speech is generated '
-      f'(`data_tools/synthetic_population.py`): {_SPEAKERS["public"]} public '
-      f'voices say {_UTTERANCES["public"]} sentences each, '
-      f'{_SPEAKERS["private"]:,} private ones {_UTTERANCES["private"]}; loss, '
-      f'in nats, is that of {_SPEAKERS["dev"]} other voices with other '
-      f'sentences. The warm start takes {_WARM_STEPS} steps of {_WARM_BATCH}; '
-      f'each row continues for {_STEPS} steps of {_BATCH} expected utterances '
-      f'(except those of other batches) with C = {_CLIP:g}, by layer with '
-      f'`dim`, and Adam at {_RATE:g}. Noise is the norm of the noise on the '
-      f'mean over C, before freezing; where nothing is said it is {_RATIO:g}. '
-      'Rows of a seed share the warm start, and those of one batch size the '
-      'batches; intervals are Student\'s over seeds of paired differences, '
-      'not corrected for their number. Epsilon is that of the run itself, at '
-      f'delta {_DELTA:g}, for an utterance.',
+      'BEST-RQ with 64 labels and spans of 60 ms over gated convolutions, '
+      f'{weights_lib.num_parameters(specs):,} parameters; '
+      f'{_SPEAKERS["public"]} public voices of {_UTTERANCES["public"]} '
+      f'sentences, {_SPEAKERS["private"]:,} private ones of '
+      f'{_UTTERANCES["private"]} (`data_tools/synthetic_population.py`); loss, '
+      f'in nats, is that of {_SPEAKERS["dev"]} other voices. After a warm start of {_WARM_STEPS} '
+      f'steps of {_WARM_BATCH}, each row takes {_STEPS} steps of {_BATCH} '
+      f'expected utterances with C = {_CLIP:g}, by layer with `dim`, and Adam '
+      f'at {_RATE:g}. Noise is the norm of the noise on the mean over C before '
+      f'freezing, by default {_RATIO:g}. Rows of a seed share the warm start, '
+      'and those of one batch size the batches; intervals are Student\'s over '
+      'seeds of paired differences, not corrected for their number. Epsilon is '
+      f'that of the run, at delta {_DELTA:g}, for an utterance. `noiseless` '
+      '(clipped) is the positive control.',
       'Tensors are frozen whole, and the largest of the 16 has 53 % of the '
       'parameters: the lowest 80 % and 95 % are the same tensors wherever '
-      'their losses are. With other rates and steps, on one seed each, the '
-      'control gained .19 (rate .003) and .31 to .37 (100 steps of 64). One '
-      'model, one warm start a seed, speech of one generator: a ranking here '
-      'need not hold at full size.',
+      'their losses are. One model, one warm start a seed, speech of one '
+      'generator: a ranking here need not hold at full size.',
   )
   first, *others = map(report_lib.wrap, intro)
   return '\n\n'.join([
@@ -632,28 +557,20 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       first,
       '    python -m experiments.run --suite=pretraining',
       *others,
-      '## Rows',
-      tables.markdown(_loss_table(losses, rows)),
-      '`noiseless` is the positive control: clipped training without noise.',
       '## Claims',
       tables.markdown(_claim_table(losses)),
-      report_lib.wrap(
-          'Before training, the cosine of a step\'s noised, clipped mean with '
-          'the mean of 1,024 private gradients, of all layers, at the warm '
-          f'start, by C over their median norm; noise {_RATIO:g} (batches of 8 '
-          f'and 128: the noise of the same epsilon): {_cosines(results)}.'
-      ),
+      '## Rows',
+      tables.markdown(_loss_table(losses, rows)),
       '## Word error rates after fine-tuning',
       report_lib.wrap(
-          f'With a CTC head of {tokenizer_lib.for_language("en").vocab_size} '
-          f'characters, {_TUNING_STEPS} steps of {_TUNING_BATCH_SEC:g} s with '
-          f'Adam at {_TUNING_RATE:g}, of the encoder, too, on '
-          f'{speakers["public"]} public voices of another corpus, which say '
-          f'{utterances["public"]} sentences each; {speakers["test"]} more '
-          f'voices say {utterances["test"]} others. Rows of a seed share the '
-          'head and the batches. Intervals are over speakers and seeds (of one '
-          'seed, over speakers alone). The warm start is the positive control: '
-          'where it does not help, word error rates rank nothing.'
+          f'{_TUNING_STEPS} steps of {_TUNING_BATCH_SEC:g} s with Adam at '
+          f'{_TUNING_RATE:g}, of the encoder, too, on {speakers["public"]} '
+          f'public voices of another corpus, of {utterances["public"]} '
+          f'sentences; {speakers["test"]} more voices say '
+          f'{utterances["test"]} others. Rows of a seed share the head and the '
+          'batches. Intervals are over speakers and seeds (of one seed, over '
+          'speakers alone). The warm start is the positive control: where it '
+          'does not help, word error rates rank nothing.'
       ),
       tables.markdown(_rate_table(tuned)),
   ]) + '\n'
@@ -696,22 +613,6 @@ def _claim_table(losses: Sequence[dict[str, float]]) -> tables.Table:
         claim.text, f'{verdict}: {_shown(found)}' if found else verdict
     ])
   return claims
-
-
-def _cosines(results: dict[str, dict]) -> str:
-  """Cosines of noised and clean means before training, by C."""
-  found: dict[str, list[str]] = {}
-  tried = [each['cosines'] for each in results.values() if 'cosines' in each]
-  for alike in zip(*tried):
-    split, batch_size, clip, share = alike[0][:4]
-    label = f'{split}, batch {batch_size}'
-    if share:
-      label += f', lowest {share:.0%} frozen'
-    cosine = np.mean([each[4] for each in alike])
-    found.setdefault(label, []).append(f'{cosine:.3f} ({clip:g})')
-  return '; '.join(
-      f'{label}: {", ".join(cosines)}' for label, cosines in found.items()
-  )
 
 
 def _rate_table(tuned: Sequence[dict[str, list]]) -> tables.Table:
@@ -838,8 +739,6 @@ def run(
           if label not in errors:
             errors[label] = miniature.tuning.errors(start, seed)
       print(f'seed {seed}: warm start {losses["warm start"]:.3f}', flush=True)
-      if 'cosines' not in kept:
-        kept['cosines'] = miniature.cosines(seed)
     for row in missing:
       started = time.process_time()
       weights = miniature.train(row, seed)
