@@ -557,30 +557,24 @@ def run(
   print(f'{report} is written.')
 
 
-_INTRODUCTION = """\
+_INTRODUCTION = f"""\
 # What clipping and noise leave of the server's step
 
-Does clipping by layer help, when, and why? `experiments/layer_clipping.py`
-measures it without training, and writes this page:
+Does clipping by layer help, when, and why? This measures it without training:
 
-    {command}
-
-A model's weights are fixed, and {clients:,} private clients of the generated
-corpus ([population.md](population.md)) train from them, one local step each
-unless stated otherwise. Their deltas are clipped and averaged over cohorts of
-{cohort}, and noise is added to the mean, whose norm is stated as (noise norm) /
-C; the paper's are .05 and .16. The server's optimizer takes {rounds} such means
-from the same weights; its last step is compared with the one that it takes from
-means that are neither clipped nor noised. C is an eighth of the clients' median
-norm unless stated otherwise, and the same for all ways to divide it, so the
-guarantee is the same, too.
-
-*Gain* is how far a step goes along the clean mean (their inner product over the
-step's norm), over how far the undisturbed step goes: the share of the
-first-order fall of the loss that is left at equal length. Tables list it for
-`global` / `uniform` / `dim`, as the mean of {replicates} replicates, each with
-other clients and other noise; + or -: `dim` is ahead of or behind `global`, by
-Student's 95 % interval of paired differences."""
+    {_COMMAND}"""
+_METHOD = """\
+{clients:,} private clients of the [generated corpus](population.md) train from
+fixed weights, one local step each unless stated otherwise. Their deltas are
+clipped to C (an eighth of their median norm unless stated otherwise; however C
+is divided, the guarantee is the same) and averaged over cohorts of {cohort}.
+Noise is stated as its norm on the mean over C; the paper's is .05 and .16.
+*Gain* is how far the last of {rounds} steps of the server's optimizer goes
+along the clean mean, over how far it goes without clips and noise: the share of
+the first-order fall of the loss that is left at equal length. Tables list it
+for `global` / `uniform` / `dim`, as the mean of {replicates} replicates; + or
+-: `dim` is ahead of or behind `global`, by Student's 95 % interval of paired
+differences."""
 
 
 def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
@@ -594,23 +588,20 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
   os.makedirs(plots_dir, exist_ok=True)
   _save_plot(measured, os.path.join(plots_dir, 'layer_clipping.png'))
   missing = [state.name for state in STATES if state.name not in measured]
-  absent = f'Not measured yet: {"; ".join(missing)}.'
   sections = [
-      _INTRODUCTION.format(
-          command=_COMMAND,
+      _INTRODUCTION,
+      report_lib.wrap(_METHOD.format(
           clients=_NUM_REPLICATES * _NUM_ROUNDS * _COHORT_SIZE,
           cohort=_COHORT_SIZE,
           replicates=_NUM_REPLICATES,
           rounds=_NUM_ROUNDS,
-      ),
-      '## What holds',
+      )),
+      "## Gain of LAMB's step",
       report_lib.wrap(
           f'Of {len(measured)} states, those in which `dim` is ahead or behind '
-          "in the gain of LAMB's step, by its interval:"
+          'by its interval, and gains, by noise:'
       ),
       tables.markdown(_verdicts(measured)),
-      report_lib.wrap(absent) if missing else '',
-      "## Gain of LAMB's step, by (noise norm) / C",
       tables.markdown(_gains(
           measured, {f'{each:g}': {'noise': each} for each in _NOISES}
       )),
@@ -618,9 +609,8 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       '![Gain by noise](results/layer_clipping.png)',
       '## By optimizer and by clip',
       report_lib.wrap(
-          'At (noise norm) / C of .63. *Mean* is the last cohort\'s mean '
-          'itself, as SGD without momentum takes it. The large epsilon of LAMB '
-          'is 100 C / sqrt(D).'
+          'At noise .63. *Mean* is the step of SGD without momentum. The large '
+          'epsilon of LAMB is 100 C / sqrt(D).'
       ),
       tables.markdown(_gains(measured, {
           **{each: {'step': each} for each in _STEPS if each != _MAIN_STEP},
@@ -633,15 +623,16 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       '## Why',
       report_lib.wrap(
           'LAMB scales the step of each layer separately, so a layer that is '
-          'mostly noise moves as far as one that is mostly signal. Over the '
-          'models, at (noise norm) / C of .63, the norm of the noise over that '
-          'of the clipped mean, by layer; the share of layers that is clipped; '
-          'and the cosine of the clipped mean with the clean one, before noise:'
+          'mostly noise moves as far as one that is mostly signal. At noise '
+          '.63, the least and the most over the models:'
       ),
       tables.markdown(_ranges(measured)),
-      report_lib.wrap(_sizes(measured)),
+      report_lib.wrap(' '.join(
+          [_sizes(measured)]
+          + [f'Not measured: {"; ".join(missing)}.'] * bool(missing)
+      )),
   ]
-  files.write_text(path, '\n\n'.join(filter(None, sections)) + '\n')
+  files.write_text(path, '\n\n'.join(sections) + '\n')
 
 
 def _save_plot(
@@ -750,20 +741,16 @@ def _gain(found: Mapping[str, Any], which: Mapping[str, Any]) -> str:
 
 def _uncertainty(measured: Mapping[str, Any]) -> str:
   """How far replicates differ, in all tables of gains."""
-  deviations, widths = [], []
-  for found in measured.values():
-    for clip, noise, step in _cases():
-      gains = [
-          _select(found, 'gain', split, clip=clip, noise=noise, step=step)
-          for split in _SPLITS
-      ]
-      deviations += [_spread(each)[1] for each in gains]
-      gap = _difference(gains[-1], gains[0])
-      widths.append((gap.high - gap.low) / 2)
+  gains = (
+      _select(found, 'gain', split, clip=clip, noise=noise, step=step)
+      for found in measured.values()
+      for clip, noise, step in _cases()
+      for split in _SPLITS
+  )
+  largest = max(_spread(each)[1] for each in gains)
   return (
-      'Replicates of this and the next table have standard deviations of at '
-      f'most {max(deviations):.2f}, and intervals of `dim` - `global` reach at '
-      f'most {max(widths):.2f} from their middle.'
+      f'Replicates have standard deviations of at most {largest:.2f} here and '
+      'below.'
   )
 
 
@@ -789,7 +776,7 @@ def _ranges(measured: Mapping[str, Any]) -> tables.Table:
       ('noise_over_signal', 1, 'noise over mean, median layer', '.2g'),
       ('noise_over_signal', 2, 'noise over mean, best layer', '.2g'),
       ('layers_clipped', 0, 'layers clipped', '.0%'),
-      ('bias', 0, 'cosine', '.3f'),
+      ('bias', 0, 'cosine with the clean mean', '.3f'),
   ):
     cells = []
     for split in _SPLITS:
