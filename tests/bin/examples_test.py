@@ -166,8 +166,10 @@ class ExamplesTest(parameterized.TestCase):
     page = (layers.ROOT / 'docs' / 'extending.md').read_text('utf-8')
     for path in _EXAMPLES.rglob('*.gin'):
       self.assertIn(path.relative_to(layers.ROOT).as_posix(), page)
-    # The recipe for noise is complete in itself.
-    for path in (_EXAMPLES / 'mechanism').glob('lagged_noise.*'):
-      self.assertIn(path.read_text('utf-8'), page)
+    # The recipe for noise quotes its example.
+    example = _EXAMPLES / 'mechanism' / 'lagged_noise'
+    python, gin = re.findall(r'```(?:python)?\n(.*?)```', page, re.DOTALL)
+    self.assertIn(python, example.with_suffix('.py').read_text('utf-8'))
+    self.assertIn(gin, example.with_suffix('.gin').read_text('utf-8'))
     for path in re.findall(r'examples/[\w/]+\.\w+', page):
       self.assertTrue((layers.ROOT / path).exists(), path)
