@@ -200,12 +200,11 @@ The speech is the quickstart's: eSpeak NG speaks everyday sentences of 1,147
 words ([Generated speech](data.md#generated-speech)) in 12,000 private voices
 with 2 utterances each, 64 public with 20, 32 dev with 6 and 100 test with 10
 (6,752 words, of which 2.4 % occur in no public sentence). It is not human
-speech. The LM is a trigram model of the public transcripts; its weights and the
-temperature of the search are tuned for each run on the dev speakers. Epsilon is
-that of the run itself, by PLD at delta 1e-5, for a speaker with all recordings;
-it covers neither the data of the public encoder nor the choice of settings.
-Intervals (95 %) cover the test speakers; a claim is judged by its interval,
-without a correction for their number.
+speech. The LM is a trigram model of the public transcripts, tuned for each run
+on the dev speakers. Epsilon is that of the run, by PLD at delta 1e-5, for a
+speaker with all recordings; it covers neither the data of the public encoder
+nor the choice of settings. Intervals (95 %) cover the test speakers, and are
+not corrected for the number of claims.
 """,
     evaluation='quickstart_evaluate',
     shards='{}',
