@@ -6,6 +6,7 @@ import math
 
 from absl.testing import parameterized
 import dp_accounting
+from dp_accounting import rdp
 import numpy as np
 from scipy import stats
 
@@ -67,6 +68,14 @@ class EpsilonTest(parameterized.TestCase):
         delta=1e-9, accountant='pld',
     )
     self.assertAlmostEqual(found, expected, delta=0.005)
+
+  def test_the_best_of_ten_runs_costs_as_stated(self):
+    # docs/privacy.md, "Tuning": ten runs on average, only the best is shown.
+    one = _event('poisson', 51_200, 1_737_650, 5.12, 2006)
+    best = dp_accounting.dp_event.RepeatAndSelectDpEvent(one, mean=10, shape=1)
+    for event, expected in ((one, 1.55), (best, 2.71)):
+      found = rdp.RdpAccountant().compose(event).get_epsilon(1e-9)
+      self.assertAlmostEqual(found, expected, delta=0.005)
 
   def test_fixed_size_is_accounted_under_replace_one(self):
     # q = .01, z = 1, T = 1000, delta = 1e-6: 23.3. With the noise over C
