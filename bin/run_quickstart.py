@@ -309,15 +309,14 @@ def _print_end(
     *,
     minutes: float,
 ) -> None:
-  """Prints what was found in three lines, then the next commands."""
+  """Prints what was found in a few lines, then the next commands."""
   private = rows['federated_dp']
   gains = [
       (run, summary.gain(private, rows[run], runs_lib.WER_WITH_LM))
       for run in ('control', 'seed')
   ]
-  print('\nWith LM, DP is ' + ', '.join(
-      f'{summary.verdict(gain)} the {run} {tables.interval(gain)}'
-      for run, gain in gains
+  print('\nWith LM, DP is ' + ',\nand '.join(
+      summary.verdict(gain, f'the {run}') for run, gain in gains
   ))
   privacy = private.first.privacy
   population = private.first.rounds['population']

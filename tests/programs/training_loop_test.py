@@ -380,6 +380,24 @@ class FormatMetricsTest(parameterized.TestCase):
     )
     self.assertEqual(found, {'epsilon (RDP)': '500 of 600 (NOT PRIVATE)'})
 
+  def test_an_infinite_epsilon_leaves_room_for_rates_on_a_terminal(self):
+    found = training_loop.format_metrics(
+        {
+            'epsilon': np.inf,
+            'dev_word_error_rate': 0.7216,
+            'dev_character_error_rate': 0.2703,
+        },
+        target_epsilon=None, is_private=False, round_name='round 10',
+    )
+    line = ', '.join(f'{name} {value}' for name, value in found.items())
+    self.assertEqual(
+        line,
+        'epsilon (RDP) infinite, dev WER 72.2 %, CER 27.0 % (round 10)',
+    )
+    self.assertLess(
+        len(f'federated: round 13 of 20, {line}, 12 s left'), 100
+    )
+
   def test_rates_name_their_round(self):
     found = training_loop.format_metrics(
         {'dev_word_error_rate': 0.3664, 'dev_character_error_rate': 0.0995},

@@ -94,10 +94,14 @@ class SummaryTest(cases.TestCase):
 
   def test_verdict_is_that_of_the_interval(self):
     for low, high, expected in (
-        (-2, -0.1, 'ahead of'), (-2, 0.1, 'level with'), (0.1, 2, 'behind')
+        (-0.02, -0.001, '1.0 points ahead of x (0.1 to 2.0)'),
+        (-0.02, 0.001, 'level with x (-1.0, -2.0 to +0.1)'),
+        (0.001, 0.02, '1.0 points behind x (0.1 to 2.0)'),
     ):
+      middle = -0.01 if low < 0 else 0.01
       self.assertEqual(
-          summary.verdict(confidence.Interval(0.0, low, high)), expected
+          summary.verdict(confidence.Interval(middle, low, high), 'x'),
+          expected,
       )
 
   def test_gain_is_of_the_measure(self):

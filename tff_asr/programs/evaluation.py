@@ -544,7 +544,7 @@ def _print_result(
   print(
       f'{run}: WER {percent("word_error_rate")}, CER '
       f'{percent("character_error_rate")} (TER {percent("token_error_rate")}) '
-      f'of {result["num_words"]} words of {result["num_speakers"]} speakers'
+      f'of {result["num_words"]:,} words of {result["num_speakers"]} speakers'
       + ''.join(f', {rule}' for rule in result['normalization'])
   )
   if with_lm := result.get('with_lm'):

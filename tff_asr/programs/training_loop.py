@@ -796,7 +796,9 @@ def format_metrics(
   epsilon, _ = _DISPLAYED['epsilon']
   if target_epsilon is not None and epsilon in shown:
     shown[epsilon] += f' of {target_epsilon:g}'
-  if not is_private and epsilon in shown:
+  # An infinite one says so by itself; a terminal of 100 columns then has room
+  # for the rates of the dev set.
+  if not is_private and math.isfinite(found.get('epsilon', math.inf)):
     shown[epsilon] += ' (NOT PRIVATE)'
   if rates := _format_dev_rates(found, measured_at=round_name):
     shown['dev'] = rates

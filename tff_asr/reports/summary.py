@@ -116,11 +116,26 @@ def gain(
   )
 
 
-def verdict(found: confidence.Interval) -> str:
-  """Returns 'ahead of', 'behind', or 'level with' where 0 is inside."""
-  if found.high < 0:
-    return 'ahead of'
-  return 'behind' if found.low > 0 else 'level with'
+def verdict(found: confidence.Interval, other: str) -> str:
+  """Returns how a row compares with another one.
+
+  >>> verdict(confidence.Interval(-0.041, -0.06, -0.022), 'the control')
+  '4.1 points ahead of the control (2.2 to 6.0)'
+
+  Args:
+    found: The difference of error rates, a fraction: row less other row.
+    other: What the other row is called.
+
+  Returns:
+    The words and the interval; level where 0 is inside.
+  """
+  difference, low, high = (100 * value for value in found)
+  if high < 0:
+    interval = f'{-high:.1f} to {-low:.1f}'
+    return f'{-difference:.1f} points ahead of {other} ({interval})'
+  if low > 0:
+    return f'{difference:.1f} points behind {other} ({low:.1f} to {high:.1f})'
+  return f'level with {other} ({difference:+.1f}, {low:+.1f} to {high:+.1f})'
 
 
 def has(row: tables.Row, measure: str) -> bool:
