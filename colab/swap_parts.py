@@ -110,10 +110,11 @@ def train(label, *gin_files, **settings):
 
 
 def show(*labels):
-  """Draws some curves, with their names at their ends."""
+  """Draws some curves, each in its colour, with their names at their ends."""
   _, axes = plt.subplots(figsize=(6.5, 3.2))
-  for label in labels:
-    axes.plot(curves[label], 'o-', markersize=4, label=label)
+  for number, (label, rates) in enumerate(curves.items()):
+    if label in labels:
+      axes.plot(rates, 'o-', color=f'C{number}', markersize=4, label=label)
   axes.set(xlabel='round', ylabel='WER on the dev set, %')
   style.name_curves(axes)
   plt.show()

@@ -83,6 +83,28 @@ class PlotsTest(cases.TestCase):
     )
     self.assertIsNone(plots.personalization([plain]))
 
+  def test_norms_of_one_size_do_not_look_like_changes(self):
+    # From .1 to .2 the axis fits the values; one value has a factor of 4.
+    run = self.private()
+    low, high = plots.noise([run]).axes[0].get_ylim()
+    self.assertBetween(low, 0.05, 0.1)
+    self.assertBetween(high, 0.2, 0.4)
+    run = dataclasses.replace(run, metrics={'delta_norm': {1: 1.0}})
+    (axes,) = plots.update_norms([run]).axes
+    np.testing.assert_allclose(axes.get_ylim(), (0.5, 2.0))
+
+  def test_curves_of_one_panel_are_named_at_their_ends(self):
+    figure = plots.epsilons([self.private()])
+    self.assertEqual(figure.legends, [])
+    (axes,) = figure.axes
+    named = [text for text in axes.texts if text.get_text() == 'private']
+    self.assertLen(named, 1)
+    # At the height of the last point, on the axis as it is in the end.
+    (_, height) = axes.transAxes.inverted().transform(
+        axes.transData.transform((0, axes.lines[0].get_ydata()[-1]))
+    )
+    self.assertAlmostEqual(named[0].xy[1], height, places=3)
+
   def test_each_run_is_in_the_legend_once(self):
     (legend,) = plots.training_losses([self.seed(), self.private()]).legends
     self.assertCountEqual(

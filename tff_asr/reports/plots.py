@@ -34,6 +34,7 @@ _MAX_LARGE_NAMES = 12
 # Each point is an accounting of its own.
 _POINTS_PER_DECADE = 6
 _LINES = ('--', ':', '-.')
+_UNITS = {'round': 'round (federated)', 'step': 'step (central)'}
 
 Runs = Sequence[runs_lib.Run]
 Figure = style.Figure
@@ -75,12 +76,10 @@ def training_losses(runs: Runs) -> Optional[Figure]:
 
 def epsilons(runs: Runs) -> Optional[Figure]:
   """Plots the epsilon of the ledger over rounds."""
-  figure = _over_time(runs, {'epsilon': ''}, label='epsilon spent (RDP)')
-  if figure is None:
-    return None
   # Settings are gin text: without a target it is 'None'.
   targets = {run.settings.get('TARGET_EPSILON', 'None') for run in runs}
-  for axes in figure.axes:
+
+  def decorate(axes: axes_lib.Axes) -> None:
     for target in sorted(map(float, targets - {'None'})):
       axes.axhline(target, color=style.GRAY, linestyle=':', linewidth=1.2)
       axes.annotate(
@@ -89,7 +88,10 @@ def epsilons(runs: Runs) -> Optional[Figure]:
           fontsize=style.SMALL_TEXT,
       )
     _set_epsilon_axis(axes.yaxis, axes.set_yscale, axes.set_ylim)
-  return figure
+
+  return _over_time(
+      runs, {'epsilon': ''}, label='epsilon spent (RDP)', decorate=decorate
+  )
 
 
 def update_norms(runs: Runs) -> Optional[Figure]:
@@ -102,22 +104,20 @@ def update_norms(runs: Runs) -> Optional[Figure]:
           'aggregator/dp_query_metrics/l2_norm_clip': 'clip C',
       },
       label="norm of a client's update",
-      yscale='log',
+      is_log=True,
   )
 
 
 def clipped(runs: Runs) -> Optional[Figure]:
   """Plots the shares of clients and of layers that clipping changed."""
-  figure = _over_time(
+  return _over_time(
       runs,
       {'clipped_clients': 'clients', 'clipped_layers': 'layers of clients'},
       label='share clipped, %',
       scale=100,
+      # With room for marks at 0 and 100.
+      decorate=lambda axes: axes.set_ylim(-3, 103),
   )
-  if figure is not None:
-    # With room for marks at 0 and 100. The panels share the axis.
-    figure.axes[0].set_ylim(-3, 103)
-  return figure
 
 
 def noise(runs: Runs) -> Optional[Figure]:
@@ -127,10 +127,10 @@ def noise(runs: Runs) -> Optional[Figure]:
       {
           'aggregator/noise_norm': 'noise on the mean, expected',
           'signal_norm': 'signal: the mean without noise',
-          'finalizer/update_norm': 'their sum, the update',
+          'finalizer/update_norm': 'update: the mean with noise',
       },
       label='norm',
-      yscale='log',
+      is_log=True,
   )
 
 
@@ -311,20 +311,23 @@ def _who_gains(run: runs_lib.Run) -> str:
 def noised_word_error_rates(runs: Runs) -> Optional[Figure]:
   """Plots word error rates of private people over rounds, with intervals."""
   name = 'noised_word_error_rate'
-  figure = _over_time(
-      runs, {name: ''}, label='WER of private people, %', scale=100
+
+  def decorate(axes: axes_lib.Axes) -> None:
+    for run in runs:
+      rounds, low = _points(_finite(run, f'{name}_low'))
+      _, high = _points(_finite(run, f'{name}_high'))
+      axes.fill_between(
+          rounds, 100 * np.array(low), 100 * np.array(high), alpha=0.15,
+          color=color_of(runs, run), linewidth=0,
+      )
+
+  return _over_time(
+      runs,
+      {name: ''},
+      label='WER of private people, %',
+      scale=100,
+      decorate=decorate,
   )
-  if figure is None:
-    return None
-  axes = figure.axes[0]
-  for run in runs:
-    rounds, low = _points(_finite(run, f'{name}_low'))
-    _, high = _points(_finite(run, f'{name}_high'))
-    axes.fill_between(
-        rounds, 100 * np.array(low), 100 * np.array(high), alpha=0.15,
-        color=color_of(runs, run), linewidth=0,
-    )
-  return figure
 
 
 def private_evaluations(runs: Runs) -> Optional[Figure]:
@@ -744,7 +747,8 @@ def _over_time(
     *,
     label: str,
     scale: float = 1.0,
-    yscale: str = 'linear',
+    is_log: bool = False,
+    decorate: Callable[[axes_lib.Axes], object] = lambda axes: None,
 ) -> Optional[Figure]:
   """Plots metrics, with a panel for each and a curve for each run.
 
@@ -756,7 +760,8 @@ def _over_time(
     metrics: Titles of panels by name of the metric.
     label: Label of the values.
     scale: Factor of the values.
-    yscale: 'linear' or 'log'.
+    is_log: Whether values have a logarithmic axis.
+    decorate: Adds to a panel that has its curves, before they are named.
   """
   shown = {
       (unit, name): found
@@ -778,27 +783,53 @@ def _over_time(
     panel.set_visible(False)
   for panel, ((unit, name), found) in zip(panels.flat, shown.items()):
     for run in found:
-      rounds, heights = _points(_finite(run, name))
-      panel.plot(
-          rounds, scale * np.array(heights), 'o-', markersize=3,
-          color=color_of(runs, run), label=style.escape(run.name),
-      )
+      _plot_metric(panel, run, name, scale=scale, color=color_of(runs, run))
     is_exact = any(f'not_private/{name}' in run.metrics for run in found)
     style.set_panel_title(
         panel, metrics[name] + (' (not private)' if is_exact else '')
     )
-    panel.set_yscale(yscale)
-    if yscale == 'log':
-      style.set_plain_ticks(panel.yaxis)
-    panel.set_xlabel(
-        f'{unit} ({"federated" if unit == "round" else "central"})'
-    )
+    panel.set_xlabel(_UNITS[unit])
     # Rounds and steps are whole numbers.
     panel.xaxis.set_major_locator(style.whole_numbers())
+    decorate(panel)
   for row in panels:
     row[0].set_ylabel(label)
-  style.legend(figure, panels.flat)
+  if is_log:
+    _set_log_heights(panels.flat[: len(shown)])
+  if len(shown) == 1:
+    style.name_curves(panels[0, 0])
+  else:
+    style.legend(figure, panels.flat)
   return figure
+
+
+def _plot_metric(
+    panel: axes_lib.Axes,
+    run: runs_lib.Run,
+    name: str,
+    *,
+    scale: float,
+    color: str,
+) -> None:
+  """Plots a metric of a run, times `scale`."""
+  rounds, heights = _points(_finite(run, name))
+  panel.plot(
+      rounds, scale * np.array(heights), 'o-', markersize=3, color=color,
+      label=style.escape(run.name),
+  )
+
+
+def _set_log_heights(panels: Sequence[axes_lib.Axes]) -> None:
+  """Makes the shared axis of panels logarithmic; small changes look small."""
+  heights = np.concatenate(
+      [line.get_ydata() for panel in panels for line in panel.lines]
+  )
+  for panel in panels:
+    panel.set_yscale('log')
+    style.set_plain_ticks(panel.yaxis)
+  low, high = heights.min(), heights.max()
+  if low > 0 and high < 2 * low:
+    panels[0].set_ylim(low / 2, 2 * high)
 
 
 def _grid_shape(num_panels: int) -> tuple[int, int]:

@@ -55,7 +55,8 @@ summary { cursor: pointer; margin: .5rem 0; font-weight: 600; }
 .words { border-collapse: separate; border-spacing: .3rem 0; }
 .words td { border: 0; padding: 0 .2rem; text-align: center;
   border-radius: .2rem; }
-.words th { border: 0; color: var(--soft); font-weight: 400; }
+.words th { border: 0; padding: 0 .8rem 0 0; color: var(--soft);
+  font-weight: 400; }
 .substitute { background: var(--bad-soft); color: var(--bad); }
 .delete { background: var(--bad-soft); color: var(--bad);
   text-decoration: line-through; }
