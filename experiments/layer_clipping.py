@@ -598,10 +598,10 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       )),
       "## Gain of LAMB's step",
       report_lib.wrap(
-          f'Of {len(measured)} states, those in which `dim` is ahead or behind '
-          'by its interval, and gains, by noise:'
+          f'By its interval, of {len(measured)} states at noise '
+          f'{", ".join(f"{each:g}" for each in _NOISES)}, `dim` is '
+          f'{_verdicts(measured)}:'
       ),
-      tables.markdown(_verdicts(measured)),
       tables.markdown(_gains(
           measured, {f'{each:g}': {'noise': each} for each in _NOISES}
       )),
@@ -698,18 +698,19 @@ def _difference(
   return report_lib.paired(np.subtract(first, second).tolist())
 
 
-def _verdicts(measured: Mapping[str, Any]) -> tables.Table:
+def _verdicts(measured: Mapping[str, Any]) -> str:
   """In how many states `dim` is ahead of and behind the others, by noise."""
-  others = _SPLITS[:2]
-  titles = [f'{word} {o}' for o in others for word in ('ahead of', 'behind')]
-  rows = [['noise', *titles]]
-  for noise in _NOISES:
-    cells = []
-    for other in others:
-      signs = [_sign(found, other, noise) for found in measured.values()]
-      cells += [str(signs.count(1)), str(signs.count(-1))]
-    rows.append([f'{noise:g}', *cells])
-  return rows
+  found = []
+  for other in _SPLITS[:2]:
+    signs = [
+        [_sign(each, other, noise) for each in measured.values()]
+        for noise in _NOISES
+    ]
+    ahead, behind = (
+        ', '.join(str(each.count(sign)) for each in signs) for sign in (1, -1)
+    )
+    found.append(f'ahead of `{other}` in {ahead} and behind in {behind}')
+  return '; '.join(found)
 
 
 def _sign(found: Mapping[str, Any], other: str, noise: float) -> int:

@@ -390,7 +390,7 @@ class RecipeTest(parameterized.TestCase):
     number = lambda cell: int(cell.replace(',', ''))
     rows = [
         [cell.strip('` ') for cell in line.strip('|').split(' |')]
-        for line in lines[lines.index('### Table 22: A100 hours'):]
+        for line in lines[lines.index('## Table 22: A100 hours'):]
     ]
     names = rows[[row[0] for row in rows].index('run')]
     of_passes = {

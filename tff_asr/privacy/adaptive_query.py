@@ -13,7 +13,8 @@ unclipped. The clip of the whole update is C = sqrt(sum of C_h^2).
 
 Counts are H more elements of a record, and get noise like the others. A round
 costs one Gaussian of the noise multiplier z; the noise on the update is larger
-by `ClipAdaptation.update_noise_ratio`: docs/mechanisms.md ("Adaptive clips").
+by `ClipAdaptation.update_noise_ratio`: docs/proofs.md ("Counts of
+adaptive clips").
 
 Differences from tensorflow-privacy's `QuantileAdaptiveClipSumQuery`: a clip for
 each layer; one event of the given z instead of two; noise by our key.
