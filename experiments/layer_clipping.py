@@ -587,7 +587,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), 'results')
   os.makedirs(plots_dir, exist_ok=True)
   _save_plot(measured, os.path.join(plots_dir, 'layer_clipping.png'))
-  missing = [state.name for state in STATES if state.name not in measured]
+  missing = {state.name for state in STATES} - measured.keys()
   sections = [
       _INTRODUCTION,
       report_lib.wrap(_METHOD.format(
@@ -629,7 +629,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       tables.markdown(_ranges(measured)),
       report_lib.wrap(' '.join(
           [_sizes(measured)]
-          + [f'Not measured: {"; ".join(missing)}.'] * bool(missing)
+          + [f'{len(missing)} more states are not measured.'] * bool(missing)
       )),
   ]
   files.write_text(path, '\n\n'.join(sections) + '\n')

@@ -568,10 +568,10 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
           f'{_TUNING_RATE:g}, of the encoder, too, on {speakers["public"]} '
           f'public voices of another corpus, of {utterances["public"]} '
           f'sentences; {speakers["test"]} more voices say '
-          f'{utterances["test"]} others. Rows of a seed share the head and the '
-          'batches. Intervals are over speakers and seeds (of one seed, over '
-          'speakers alone). The warm start is the positive control: where it '
-          'does not help, word error rates rank nothing.'
+          f'{utterances["test"]} others. Intervals are over speakers and '
+          'seeds (of one seed, over speakers alone). The warm start is the '
+          'positive control: where it does not help, word error rates rank '
+          'nothing.'
       ),
       tables.markdown(_rate_table(tuned)),
   ]) + '\n'
