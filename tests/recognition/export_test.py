@@ -135,10 +135,10 @@ class ExportedRecognizerTest(absltest.TestCase):
         and sorted(each['shape']) == sorted(kernel.shape)
     )
     np.testing.assert_array_equal(held, kernel.T.astype(np.float16))
-    # Features have matrices of 514 * 400 and of 257 * 80 numbers.
+    # Features have two matrices of 200 * 256 and one of 256 * 80 numbers.
     num_weights = sum(tf.size(each).numpy() for each in weights.values())
     self.assertBetween(
-        len(converted) / (2 * (num_weights + 514 * 400 + 257 * 80)), 1.0, 1.15
+        len(converted) / (2 * (num_weights + 256 * (2 * 200 + 80))), 1.0, 1.15
     )
 
   def test_characters_of_another_model_are_refused(self):

@@ -112,24 +112,56 @@ def log_mel(
       0 past its frames. What pads a waveform does not matter.
     feature_lengths: int32 [B], num_frames(num_samples).
   """
-  # pylint: disable=g-import-not-at-top
-  import tensorflow as tf
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
 
-  from tff_asr.features import convolution
-
-  # As a convolution over the samples, pre-emphasis, window and DFT take a third
-  # of the time of TensorFlow's FFT on a CPU.
-  kernel = tf.constant(dft_matrix()[:, np.newaxis, :])
-  samples = tf.cast(waveforms, tf.float32)[:, :, tf.newaxis]
-  parts = convolution.convolve(samples, kernel, FRAME_SHIFT)
-  real, imaginary = tf.split(parts, 2, axis=-1)
+  # The magnitude of a spectrum does not depend on where time 0 is. If it is the
+  # middle of a frame, the frame's even part gives the real part of the spectrum
+  # and its odd part the imaginary part: half the products of the whole DFT, and
+  # on a CPU three quarters of its time; TensorFlow's FFT takes longer than it.
+  first, second = _half_frames(tf.cast(waveforms, tf.float32))
+  cosines, sines = map(tf.constant, _half_dft_matrices())
+  real = tf.matmul(first + second, cosines)
+  imaginary = tf.matmul(first - second, sines)
   # Magnitude, not power, as in the published code.
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))
-  bins = tf.matmul(spectrum, tf.constant(mel_filterbank()))
+  # The last bin, at 8 kHz, is in no filter.
+  bins = tf.matmul(spectrum, tf.constant(mel_filterbank()[:-1]))
   feature_lengths = num_frames(num_samples)
   # The floor keeps digital silence finite.
   log = tf.math.log(tf.maximum(bins, FLOOR))
   return normalize_utterances(log, feature_lengths), feature_lengths
+
+
+def _half_frames(samples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Frames after pre-emphasis, cut in half.
+
+  Args:
+    samples: float32 [B, N].
+
+  Returns:
+    Samples 0 to 199 of each frame, and 399 to 200 of each, float32 [B, T, 200].
+  """
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  batch_size, size = tf.unstack(tf.shape(samples))
+  # A frame is two and a half blocks of a frame shift.
+  num_blocks = num_frames(size) + 2
+  samples = tf.pad(samples, [[0, 0], [0, 2 * FRAME_SHIFT]])
+  samples = samples[:, : num_blocks * FRAME_SHIFT]
+  before = tf.concat([samples[:, :1], samples[:, :-1]], axis=1)
+  raw, blocks = (
+      tf.reshape(each, [batch_size, num_blocks, FRAME_SHIFT])
+      for each in (samples, samples - _PRE_EMPHASIS * before)
+  )
+  reverse = tf.reverse(blocks, axis=[2])
+  first = [
+      # HTK's convention: the first sample of a frame is its own predecessor.
+      (1 - _PRE_EMPHASIS) * raw[:, :-2, :1],
+      blocks[:, :-2, 1:],
+      blocks[:, 1:-1, :40],
+  ]
+  second = [reverse[:, 2:, 80:], reverse[:, 1:-1, :120]]
+  return tf.concat(first, axis=2), tf.concat(second, axis=2)
 
 
 def normalize_utterances(
@@ -233,6 +265,24 @@ def dft_matrix() -> np.ndarray:
   return np.concatenate([spectrum.real, spectrum.imag], axis=1).astype(
       np.float32
   )
+
+
+@functools.lru_cache(maxsize=1)
+def _half_dft_matrices() -> tuple[np.ndarray, np.ndarray]:
+  """Returns the cosines and sines of half a frame, and its window.
+
+  Each is float32 [200, 256], for all bins but the last: the other half of a
+  frame has the same window and the same cosines, and the opposite sines.
+  """
+  times = np.arange(FRAME_LENGTH // 2) - (FRAME_LENGTH - 1) / 2
+  bins = np.arange(_FFT_LENGTH // 2)
+  angles = 2 * np.pi / _FFT_LENGTH * np.outer(times, bins)
+  window = np.hamming(FRAME_LENGTH)[: len(times), np.newaxis]
+  cosines, sines = (
+      (window * wave).astype(np.float32)
+      for wave in (np.cos(angles), np.sin(angles))
+  )
+  return cosines, sines
 
 
 @functools.lru_cache(maxsize=1)

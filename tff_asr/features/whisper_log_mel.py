@@ -79,7 +79,7 @@ def whisper_log_mel(
   samples = tf.pad(samples, [[0, 0], [0, half + 1]])
   start = tf.reverse(samples[:, 1 : half + 1], axis=[1])
   samples = tf.concat([start, samples], axis=1)[:, :, tf.newaxis]
-  # As in `log_mel`, window and DFT are a convolution over the samples.
+  # Window and DFT are a convolution over the samples.
   kernel = tf.constant(_windowed_dft()[:, np.newaxis, :])
   parts = convolution.convolve(samples, kernel, FRAME_SHIFT)
   # The padding may hold a window more.
