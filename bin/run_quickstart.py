@@ -289,8 +289,7 @@ def _print_tables(rows: Mapping[str, tables.Row]) -> None:
   print(
       f'\n{tables.markdown(summary.overview(listed, baseline=base))}\n\n'
       f'Intervals: 95 %, paired bootstrap over {len(listed[0].words)} test '
-      'speakers.'
-      f'\nLM: {tables.language_models(listed[0])}.\n\n'
+      'speakers.\n\n'
       f'WER % with LM of test speakers:\n\n'
       f'{tables.markdown(summary.quartiles(listed))}'
   )

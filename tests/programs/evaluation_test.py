@@ -310,7 +310,7 @@ class BeamSearchTest(cases.TestCase):
     self.assertRegex(
         printed,
         r'weights 0.5 and 1.5, temperature 1\n'
-        r'Language model: words.arpa \(order 2, SHA-256 \w{8}\)\n$',
+        r'LM: words.arpa \(order 2, SHA-256 \w{8}\)\n$',
     )
 
   @language_model_test.needs_packages

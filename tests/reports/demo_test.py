@@ -246,6 +246,11 @@ class DemoTest(cases.TestCase):
       self.assertIn('1 of 2 words (50 %)', first)
       self.assertIn('public data', first)
       self.assertIn('epsilon 2.5 (delta 0.001)', second)
+      # The note that belongs to a transcript with a reference, and no other.
+      notes = (
+          'return ["legend", "pale"].map(e => document.getElementById(e).hidden)'
+      )
+      self.assertEqual(browser.run(notes), [False, True])
       browser.click('#record')
       recording = 'return document.querySelector("#record").innerText'
       browser.wait(recording, 'Stop')

@@ -477,7 +477,7 @@ def _print_results(
       if 'with_lm' in result
   )
   for label in dict.fromkeys(labels):
-    print(f'Language model: {label}')
+    print(f'LM: {label}')
 
 
 class _Searches:
@@ -549,10 +549,10 @@ def _print_result(
   )
   if with_lm := result.get('with_lm'):
     print(
-        f'{run}: WER {percent("word_error_rate", with_lm)}, CER '
-        f'{percent("character_error_rate", with_lm)} with the language model, '
-        f'weights {with_lm["alpha"]:g} and {with_lm["beta"]:g}, temperature '
-        f'{with_lm["temperature"]:g}'
+        f'  with LM: WER {percent("word_error_rate", with_lm)}, CER '
+        f'{percent("character_error_rate", with_lm)} (weight '
+        f'{with_lm["alpha"]:g}, word bonus {with_lm["beta"]:g}, temperature '
+        f'{with_lm["temperature"]:g})'
     )
   if private.words:
     print(f'{run}: {private.words}')
