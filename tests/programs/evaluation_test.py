@@ -309,7 +309,7 @@ class BeamSearchTest(cases.TestCase):
     self.assertEqual((with_lm['alpha'], with_lm['beta']), (0.5, 1.5))
     self.assertRegex(
         printed,
-        r'weights 0.5 and 1.5, temperature 1\n'
+        r'\(weight 0.5, word bonus 1.5, temperature 1\)\n'
         r'LM: words.arpa \(order 2, SHA-256 \w{8}\)\n$',
     )
 
