@@ -58,3 +58,61 @@ class LayersTest(parameterized.TestCase):
         atol=1e-6,
     )
     self.assertTrue(np.all(np.isfinite(outputs)))
+
+  def test_layer_norm_and_its_gradient_by_hand(self):
+    # Mean 2 and variance 2 / 3, so that the normed values are -r, 0 and r with
+    # r = sqrt(3 / 2), up to the epsilon.
+    inputs = tf.constant([[[1.0, 2, 3]]])
+    with tf.GradientTape() as tape:
+      tape.watch(inputs)
+      normed = layers.normalize_frames(inputs)
+      first = normed[0, 0, 0]
+    root = 1.5**0.5
+    np.testing.assert_allclose(normed, [[[-root, 0, root]]], atol=2e-5)
+    # r (1 - 1/3 - r r / 3), r (-1/3), r (-1/3 + r r / 3) of the first value.
+    np.testing.assert_allclose(
+        tape.gradient(first, inputs),
+        [[[root / 6, -root / 3, root / 6]]],
+        atol=2e-5,
+    )
+
+  @parameterized.parameters([[3, 40]], [[2, 5, 256]])
+  def test_gradient_of_layer_norm_agrees_with_tensorflow_s(self, shape):
+    generator = np.random.default_rng(1)
+    inputs = tf.constant(generator.normal(2, 3, shape), tf.float32)
+    upstream = tf.constant(generator.normal(size=shape), tf.float32)
+
+    def plain(values):
+      mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
+      return (values - mean) * tf.math.rsqrt(variance + 1e-5)
+
+    def run(function):
+      with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        normed = function(inputs)
+      return normed, tape.gradient(normed, inputs, upstream)
+
+    normed, gradient = run(layers.normalize_frames)
+    expected_normed, expected = run(plain)
+    np.testing.assert_array_equal(normed, expected_normed)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+
+  def test_layer_norm_can_be_differentiated_twice(self):
+    inputs = tf.constant([[1.0, 2, 4]])
+    with tf.GradientTape() as outer:
+      outer.watch(inputs)
+      with tf.GradientTape() as inner:
+        inner.watch(inputs)
+        cubes = tf.reduce_sum(layers.normalize_frames(inputs) ** 3)
+      first = inner.gradient(cubes, inputs)
+    second = outer.gradient(first[0, 0], inputs)
+
+    def difference(step):
+      moved = inputs + [[step, 0, 0]]
+      with tf.GradientTape() as tape:
+        tape.watch(moved)
+        cubes = tf.reduce_sum(layers.normalize_frames(moved) ** 3)
+      return tape.gradient(cubes, moved)[0, 0]
+
+    slope = (difference(0.01) - difference(-0.01)) / 0.02
+    np.testing.assert_allclose(second[0, 0], slope, rtol=1e-2)
