@@ -20,6 +20,7 @@ from absl import flags
 import configuration
 
 from tff_asr import config
+from tff_asr.execution import devices
 from tff_asr.programs import evaluation
 from tff_asr.programs import private_evaluation
 
@@ -38,6 +39,8 @@ def main(_) -> None:
     build = config.bind(private_evaluation.PrivateEvaluation, **chosen)
     launch.run_async(private_evaluation.evaluate(build()))
   else:
+    # A core for each of the batches that are decoded at once.
+    devices.share_cores(None, clients_per_device='auto', cohort_size=None)
     evaluate_runs = config.bind(evaluation.evaluate, **chosen)
     evaluate_runs()
 
