@@ -97,22 +97,19 @@ class LayersTest(parameterized.TestCase):
     np.testing.assert_array_equal(normed, expected_normed)
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
-  def test_layer_norm_can_be_differentiated_twice(self):
+  def test_layer_norm_is_differentiated_once(self):
     inputs = tf.constant([[1.0, 2, 4]])
-    with tf.GradientTape() as outer:
-      outer.watch(inputs)
-      with tf.GradientTape() as inner:
-        inner.watch(inputs)
-        cubes = tf.reduce_sum(layers.normalize_frames(inputs) ** 3)
-      first = inner.gradient(cubes, inputs)
-    second = outer.gradient(first[0, 0], inputs)
 
-    def difference(step):
-      moved = inputs + [[step, 0, 0]]
-      with tf.GradientTape() as tape:
-        tape.watch(moved)
-        cubes = tf.reduce_sum(layers.normalize_frames(moved) ** 3)
-      return tape.gradient(cubes, moved)[0, 0]
+    @tf.function
+    def second():
+      with tf.GradientTape() as outer:
+        outer.watch(inputs)
+        with tf.GradientTape() as inner:
+          inner.watch(inputs)
+          cubes = tf.reduce_sum(layers.normalize_frames(inputs) ** 3)
+        first = inner.gradient(cubes, inputs)
+      return outer.gradient(first, inputs)
 
-    slope = (difference(0.01) - difference(-0.01)) / 0.02
-    np.testing.assert_allclose(second[0, 0], slope, rtol=1e-2)
+    for run in (second, second.python_function):
+      with self.assertRaisesRegex(NotImplementedError, 'second derivative'):
+        run()

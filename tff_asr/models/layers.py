@@ -58,17 +58,22 @@ def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
 def normalize_frames(
     values: tf.Tensor,
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-  """Layer norm without weights, float32 [..., D]."""
+  """Layer norm without weights, float32 [..., D]. Differentiable once."""
   mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
   factor = tf.math.rsqrt(variance + _EPSILON)
   normed = (values - mean) * factor
 
+  def refuse(_):
+    # It would leave out what passes through `normed` and `factor`.
+    raise NotImplementedError('layer norm has no second derivative.')
+
+  @tf.custom_gradient
   def gradient(upstream: tf.Tensor) -> tf.Tensor:
     # In closed form: TensorFlow's own goes back through mean and variance, with
     # three times the operations.
     average = functools.partial(tf.reduce_mean, axis=-1, keepdims=True)
     along = normed * average(upstream * normed)
-    return factor * (upstream - average(upstream) - along)
+    return factor * (upstream - average(upstream) - along), refuse
 
   return normed, gradient
 
