@@ -218,6 +218,16 @@ class TrainingBatchesTest(parameterized.TestCase):
     for key, value in batch.items():
       np.testing.assert_array_equal(value, plain[key])
 
+  def test_nothing_is_autotuned(self):
+    # Deleting an autotuned dataset may wait for a minute.
+    pipeline = _pipeline()
+    examples = _examples(_many_rows())
+    for batches in (
+        pipeline.training_batches(examples, seed=(1, 2)),
+        pipeline.evaluation_batches(examples),
+    ):
+      self.assertIs(batches.options().autotune.enabled, False)
+
   def test_same_seed_gives_the_same_batches(self):
     first, _, _, again = _many_batches()
     for one, other in zip(first, again, strict=True):

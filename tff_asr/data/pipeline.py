@@ -854,11 +854,14 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
 
 
 def _options() -> tf.data.Options:
-  """Without tf.data's rewriting of its graph.
+  """Without tf.data's rewriting of its graph and without autotuning.
 
   A client's dataset is short, and opened again in every round: the rewrite
-  takes longer than what it saves.
+  takes longer than what it saves. The thread that tunes sleeps for longer the
+  longer it tunes, up to a minute. TensorFlow 2.14 may miss to wake it when the
+  dataset is deleted, so that programs waited at their end.
   """
   options = tf.data.Options()
+  options.autotune.enabled = False
   options.experimental_optimization.apply_default_optimizations = False
   return options
