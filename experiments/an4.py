@@ -311,10 +311,10 @@ and commands; 28 are public, 32 private, 4 for tuning (dev) and 10 for testing
 speakers' transcripts. Whisper's training data may contain AN4. At 32 speakers
 no epsilon is a guarantee: all runs are NOT PRIVATE.
 
-Rates are means over random seeds, with the standard deviation. Differences come
-with a 95 % interval over test speakers and random seeds; a claim is not decided
-if it contains 0, or the claim's margin. Noise is (noise norm) / C of the noise
-on the mean, sqrt(D) z / S. Seconds are wall-clock time while other jobs ran.
+Rates are means over random seeds, with the standard deviation. Differences have
+95 % intervals over test speakers and seeds; a claim is not decided if that
+contains 0, or its margin. Noise is the norm of the noise on the mean over C,
+sqrt(D) z / S for D weights and S people a round. Seconds are on a busy machine.
 """
 
 SUITE = design.Suite(

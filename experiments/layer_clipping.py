@@ -570,11 +570,11 @@ clipped to C (an eighth of their median norm unless stated otherwise; however C
 is divided, the guarantee is the same) and averaged over cohorts of {cohort}.
 Noise is stated as its norm on the mean over C; the paper's is .05 and .16.
 *Gain* is how far the last of {rounds} steps of the server's optimizer goes
-along the clean mean, over how far it goes without clips and noise: the share of
-the first-order fall of the loss that is left at equal length. Tables list it
-for `global` / `uniform` / `dim`, as the mean of {replicates} replicates; + or
--: `dim` is ahead of or behind `global`, by Student's 95 % interval of paired
-differences."""
+along the *clean* mean (no clips, no noise), over how far clean means take it:
+the share of the first-order fall of the loss that is left at equal length.
+Tables list it for `global` / `uniform` / `dim`, as the mean of {replicates}
+replicates; + or -: `dim` is ahead of or behind `global`, by Student's 95 %
+interval of paired differences."""
 
 
 def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:

@@ -547,10 +547,10 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       'seeds of paired differences, not corrected for their number. Epsilon is '
       f'that of the run, at delta {_DELTA:g}, for an utterance. `noiseless` '
       '(clipped) is the positive control.',
-      'Tensors are frozen whole, and the largest of the 16 has 53 % of the '
-      'parameters: the lowest 80 % and 95 % are the same tensors wherever '
-      'their losses are. One model, one warm start a seed, speech of one '
-      'generator: a ranking here need not hold at full size.',
+      'Tensors are frozen whole, by [score](pretraining.md#layerfreeze); the '
+      'largest of the 16 has 53 % of the parameters, so the lowest 80 % and '
+      '95 % are the same tensors wherever their losses are. One model and one '
+      'generator: rankings need not hold at full size.',
   )
   first, *others = map(report_lib.wrap, intro)
   return '\n\n'.join([

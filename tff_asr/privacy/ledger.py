@@ -14,13 +14,22 @@ be ahead of the saved state, never behind it.
     >>> [group.count for group in read('ledger.jsonl').rounds]
     [1]
 
-Lines are JSON: a header, then rounds and notes, each with its privacy unit. The
-costs of different units (speakers, examples) hold for different data and are
-never added up. Each line holds the hash of the line before, and saved states
-and models hold the last hash, so a ledger that was edited, reordered or cut
-short is refused. A run that starts from another run's model inherits the lines
-of its ledger. docs/privacy.md ("Ledger") lists the fields and what is charged
-when a round is repeated.
+Lines are JSON. Fields of each line:
+
+  kind           'header', the first line; 'round'; 'note'
+  privacy_unit   what one client is, 'speaker' or 'example'. Costs of different
+                 units hold for different data and are never added up
+  previous       `hash` of the line before, '' in the header
+  hash           SHA-256 of the line without it, as canonical JSON
+
+The header also has `format_version`; `run_id`, random; `invalidations`, by
+privacy unit, why no guarantee holds (`Contents`); and `inherited`, how many of
+the next lines are of the ledger of the model that the run started from. A round
+has the fields of `Round` that are not None; a note has `what`, one of `NOTES`.
+
+Saved states and models hold the last hash, so a ledger that was edited,
+reordered or cut short is refused. docs/privacy.md ("Ledger") says what is
+charged when a round is repeated.
 """
 
 import collections
