@@ -18,7 +18,7 @@ again.
 Example:
   bin/quickstart
   bin/quickstart --twin           # also the same without privacy
-  bin/quickstart --small          # three minutes: too few speakers for privacy
+  bin/quickstart --small          # two minutes: too few speakers for privacy
   bin/quickstart --real           # recorded speech: AN4, fetched
   bin/quickstart --real=an4       # the same, from a folder or an archive
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
@@ -60,7 +60,7 @@ class _OptionalText(flags.Flag):
 
 
 _SMALL = flags.DEFINE_bool(
-    'small', False, 'Generate fewer speakers: three minutes, no privacy.'
+    'small', False, 'Generate fewer speakers: two minutes, no privacy.'
 )
 _TWIN = flags.DEFINE_bool(
     'twin', False, 'Train without privacy, too: no clipping, no noise.'
@@ -157,14 +157,14 @@ _SOURCE_NOISE = 0.0012
 _ENDING_SEC = 10
 # Exit code of a program that ended by itself after Ctrl-C.
 _INTERRUPTED = 130
-# Seconds of each phase where the trial step takes _REFERENCE_STEP_SEC: half the
-# processor time that it was seen to take, or all of it where one core works.
+# Seconds of each phase where the trial step takes _REFERENCE_STEP_SEC, scaled
+# from an idle machine on which it took .02 s; of `real`, from processor time.
 _REFERENCE_STEP_SEC = 0.03
 _REFERENCE_SEC = {
-    'scratch': {'speech': 65, 'seed': 55, 'control': 20, 'federated_dp': 280,
-                'federated': 280, 'evaluate': 50},
-    'small': {'speech': 18, 'seed': 18, 'control': 27, 'federated_dp': 36,
-              'federated': 36, 'evaluate': 190},
+    'scratch': {'speech': 89, 'seed': 74, 'control': 23, 'federated_dp': 298,
+                'federated': 298, 'evaluate': 72},
+    'small': {'speech': 16, 'seed': 25, 'control': 17, 'federated_dp': 38,
+              'federated': 38, 'evaluate': 94},
     'real': {'speech': 90, 'seed': 60, 'control': 20, 'federated_dp': 60,
              'federated': 60, 'evaluate': 30},
 }
