@@ -62,8 +62,7 @@ class TrainFederatedTest(cases.TestCase):
     for line in lines:
       self.assertRegex(
           line,
-          r'^federated: round [12] of 2, loss .*, epsilon \(RDP\) '
-          r'infinite \(NOT PRIVATE\),',
+          r'^federated: round [12] of 2, loss .*, epsilon \(RDP\) infinite,',
       )
     self.assertRegex(lines[-1], r'round 2 of 2, .*dev WER \d')
     with open(
