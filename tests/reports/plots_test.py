@@ -114,15 +114,15 @@ class PlotsTest(cases.TestCase):
   def test_exact_metrics_and_no_others_are_marked(self):
     run = self.private()
     for draw, expected in (
-        (plots.update_norms, ['before clipping (not private)']),
-        (plots.clipped, ['clients (not private)']),
+        (plots.update_norms, ['before clipping (exact)']),
+        (plots.clipped, ['clients (exact)']),
         (plots.losses, ['']),
-        (plots.training_losses, ['(not private)']),
+        (plots.training_losses, ['(exact)']),
         (
             plots.noise,
             [
                 'noise on the mean, expected',
-                'signal: the mean without noise (not private)',
+                'signal: the mean without noise (exact)',
             ],
         ),
     ):

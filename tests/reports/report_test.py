@@ -107,7 +107,7 @@ class ReportTest(cases.TestCase):
       self.assertIn(f'<h3>{name}</h3>', released)
     for name in ('Test speakers', 'Clipping and noise', 'Utterances with'):
       self.assertIn(f'<h3>{name}', operator)
-    self.assertNotIn('(not private)', released)
+    self.assertNotIn('(exact)', released)
     self.assertEqual(released.count('<span class="badge">public data</s'), 1)
     self.assertIn('<span class="badge no">NOT PRIVATE</span> epsi', released)
     self.check_worst(text, page)

@@ -149,7 +149,7 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
       height=max(
           _PANEL_HEIGHT, 0.19 * min(len(names), 4 * _MAX_NAMED_LAYERS) + 1
       ),
-      title=f'{style.escape(run.name)} (not private)',
+      title=f'{style.escape(run.name)} (exact)',
       sharey=True, gridspec_kw={'width_ratios': [3, 1]},
   )
   left.plot(
@@ -217,7 +217,7 @@ def norms_by_block(runs: Runs) -> Optional[Figure]:
             *_points(blocks), 'o-', markersize=3, label=style.escape(part)
         )
       axes.set_yscale('log')
-      style.set_panel_title(axes, f'{run.name} (not private)')
+      style.set_panel_title(axes, f'{run.name} (exact)')
       axes.set_xlabel('block')
       axes.xaxis.set_major_locator(style.whole_numbers())
     # Panels of a row share their axis, so ticks fit all of its curves.
@@ -786,7 +786,7 @@ def _over_time(
       _plot_metric(panel, run, name, scale=scale, color=color_of(runs, run))
     is_exact = any(f'not_private/{name}' in run.metrics for run in found)
     style.set_panel_title(
-        panel, metrics[name] + (' (not private)' if is_exact else '')
+        panel, metrics[name] + (' (exact)' if is_exact else '')
     )
     panel.set_xlabel(_UNITS[unit])
     # Rounds and steps are whole numbers.
