@@ -40,7 +40,7 @@ def main(_) -> None:
     launch.run_async(private_evaluation.evaluate(build()))
   else:
     # A core for each of the batches that are decoded at once.
-    devices.share_cores(None, clients_per_device='auto', cohort_size=None)
+    devices.share_cores()
     evaluate_runs = config.bind(evaluation.evaluate, **chosen)
     evaluate_runs()
 

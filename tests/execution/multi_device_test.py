@@ -489,9 +489,8 @@ class ScheduleTest(parameterized.TestCase):
       ('gpus', dict(devices=['GPU:0']), None),
   )
   def test_clients_at_once_share_the_cores(self, settings, threads):
-    defaults = dict(devices=None, clients_per_device='auto', cohort_size=None)
     with _threads_of_ops(0) as chosen:
-      devices_lib.share_cores(**(defaults | settings))
+      devices_lib.share_cores(**settings)
     self.assertEqual(
         chosen.call_args_list, [] if threads is None else [mock.call(threads)]
     )
@@ -501,9 +500,7 @@ class ScheduleTest(parameterized.TestCase):
   )
   def test_threads_that_were_chosen_stay(self, number, variable):
     with _threads_of_ops(number, variable=variable) as chosen:
-      devices_lib.share_cores(
-          None, clients_per_device='auto', cohort_size=None
-      )
+      devices_lib.share_cores()
       chosen.assert_not_called()
       self.assertEqual(devices_lib.threads_per_op(), 4)
 

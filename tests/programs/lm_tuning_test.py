@@ -15,6 +15,14 @@ from tff_asr.programs import lm_tuning
 from tff_asr.programs import public_data
 
 
+def _a_then_c_rather_than_b(nats: float) -> np.ndarray:
+  """Logits of 'ac', where 'ab' is less likely by some nats."""
+  logits = np.full([2, 5], -20.0, np.float32)
+  logits[0, 1] = 0.0
+  logits[1, 2:4] = (-nats, 0.0)
+  return logits
+
+
 class LmTuningTest(cases.TestCase):
 
   def setUp(self):
@@ -42,9 +50,7 @@ class LmTuningTest(cases.TestCase):
   def test_the_weights_with_the_fewest_errors_are_kept(self):
     # 'a', then 'c' rather than 'b' by 3.9 nats. ln p('ab') - ln p('ac') is
     # 2 ln 10 = 4.6: at weight .75 (3.5) 'ac' wins still, at 1 (4.6) 'ab'.
-    logits = np.full([2, 5], -20.0, np.float32)
-    logits[0, 1] = 0.0
-    logits[1, 2:4] = (-3.9, 0.0)
+    logits = _a_then_c_rather_than_b(3.9)
     found, search = self.tune(*[('ab', logits)] * 2)
     self.assertEqual(
         (found['alpha'], found['beta'], found['temperature']), (1.0, 1.5, 1.0)
@@ -82,9 +88,7 @@ class LmTuningTest(cases.TestCase):
   @language_model_test.needs_packages
   def test_a_model_that_is_too_sure_gets_a_temperature(self):
     # 'b' is not searched below -5: only -6 / 1.5 = -4, which 4.6 outweighs.
-    logits = np.full([2, 5], -20.0, np.float32)
-    logits[0, 1] = 0.0
-    logits[1, 2:4] = (-6.0, 0.0)
+    logits = _a_then_c_rather_than_b(6.0)
     found, search = self.tune(*[('ab', logits)] * 2)
     self.assertEqual(search.weights, (1.0, 1.5, 1.5))
     self.assertEqual(found['temperature'], 1.5)
@@ -93,9 +97,7 @@ class LmTuningTest(cases.TestCase):
   @language_model_test.needs_packages
   def test_one_utterance_does_not_move_the_defaults(self):
     # As above, where two utterances did: one fewer is within its error.
-    logits = np.full([2, 5], -20.0, np.float32)
-    logits[0, 1] = 0.0
-    logits[1, 2:4] = (-3.9, 0.0)
+    logits = _a_then_c_rather_than_b(3.9)
     found, _ = self.tune(('ab', logits))
     self.assertEqual((found['alpha'], found['beta']), (0.5, 1.5))
     rates = [rate for *_, rate in found['dev_word_error_rates']]
@@ -104,9 +106,7 @@ class LmTuningTest(cases.TestCase):
   @language_model_test.needs_packages
   def test_more_utterances_are_searched_until_the_defaults_err_200_times(self):
     # In 'ab' the defaults err, as above; 'ac' is what they find.
-    logits = np.full([2, 5], -20.0, np.float32)
-    logits[0, 1] = 0.0
-    logits[1, 2:4] = (-3.9, 0.0)
+    logits = _a_then_c_rather_than_b(3.9)
     found, _ = self.tune(*[('ab', logits)] * 300)
     self.assertEqual(found['num_dev_words'], 200)
     self.assertEqual(found['alpha'], 1.0)

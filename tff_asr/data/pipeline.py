@@ -599,7 +599,7 @@ class Pipeline:
         ),
         num_parallel_calls=num_at_once,
     )
-    return batches.with_options(_options())
+    return batches.with_options(records.plain_options())
 
   @functools.cached_property
   def _slice_batch(self) -> Callable[..., Batch]:
@@ -770,7 +770,7 @@ def _all_rows(examples: tf.data.Dataset) -> dict[str, tf.Tensor]:
     everything = everything.batch(_ALL_ROWS)
   else:
     everything = everything.padded_batch(_MOST_PADDED_ROWS)
-  return everything.with_options(_options()).get_single_element()
+  return everything.with_options(records.plain_options()).get_single_element()
 
 
 def _batch_alone(chunk, number, batch: Batch) -> Batch:
@@ -851,17 +851,3 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
   # int32, as the lengths that they are added to.
   repeats = tf.reduce_sum(tf.cast(is_repeat, tf.int32), axis=1)
   return label_lengths + repeats
-
-
-def _options() -> tf.data.Options:
-  """Without tf.data's rewriting of its graph and without autotuning.
-
-  A client's dataset is short, and opened again in every round: the rewrite
-  takes longer than what it saves. The thread that tunes sleeps for longer the
-  longer it tunes, up to a minute. TensorFlow 2.14 may miss to wake it when the
-  dataset is deleted, so that programs waited at their end.
-  """
-  options = tf.data.Options()
-  options.autotune.enabled = False
-  options.experimental_optimization.apply_default_optimizations = False
-  return options

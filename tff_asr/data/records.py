@@ -215,6 +215,20 @@ class Reader:
     )
 
 
+def plain_options() -> tf.data.Options:
+  """Returns options without tf.data's rewriting of its graph or autotuning.
+
+  A client's dataset is short, and opened again in every round: the rewrite
+  takes longer than what it saves. The thread that tunes sleeps for longer the
+  longer it tunes, up to a minute. TensorFlow 2.14 may fail to wake it when the
+  dataset is deleted, so that programs waited at their end.
+  """
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  options.experimental_optimization.apply_default_optimizations = False
+  return options
+
+
 def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   """The record at an offset of a shard, string []; '' if there is none."""
   path, offset = location
@@ -233,12 +247,9 @@ def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   )
   # TensorFlow 2.14 drops the offset when tf.data rewrites the graph of a
   # dataset before it is iterated over.
-  options = tf.data.Options()
-  options.experimental_optimization.apply_default_optimizations = False
-  options.autotune.enabled = False
   records = tf.data.experimental.from_variant(
       variant, tf.TensorSpec([], tf.string)
-  ).with_options(options)
+  ).with_options(plain_options())
   # The reader's error does not name the position. So an error ends the records
   # here, and the caller reports the empty one by its shard and byte.
   missing = tf.data.Dataset.from_tensors(b'')

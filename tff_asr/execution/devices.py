@@ -73,7 +73,7 @@ class DeviceSet(NamedTuple):
       return self.clients_per_device
     if 'GPU' in self.devices[0]:
       return 2 if tensor_bytes <= _MAX_SHARED_GPU_BYTES else 1
-    cores = len(os.sched_getaffinity(0)) // len(self.devices)
+    cores = _num_cores() // len(self.devices)
     free = _MEMORY_SHARE * psutil.virtual_memory().available
     fitting = int(free / (tensor_bytes + _CLIENT_BYTES)) // len(self.devices)
     return max(1, min(cores, fitting))
@@ -108,19 +108,26 @@ def choose(
 
 def threads_per_op() -> int:
   """Returns how many threads an op on a CPU may use."""
-  return _chosen_threads() or len(os.sched_getaffinity(0))
+  return _chosen_threads() or _num_cores()
+
+
+def set_threads_per_op(number: int) -> None:
+  """Sets how many threads an op may use; after the first op they stay."""
+  # RuntimeError: after the first op.
+  with contextlib.suppress(RuntimeError):
+    tf.config.threading.set_intra_op_parallelism_threads(number)
 
 
 def num_ops_at_once() -> int:
   """Returns how many ops can each have their threads on a core of their own."""
-  return max(1, len(os.sched_getaffinity(0)) // threads_per_op())
+  return max(1, _num_cores() // threads_per_op())
 
 
 def share_cores(
-    devices: Sequence[str] | None,
+    devices: Sequence[str] | None = None,
     *,
-    clients_per_device: ClientsPerDevice,
-    cohort_size: float | None,
+    clients_per_device: ClientsPerDevice = 'auto',
+    cohort_size: float | None = None,
 ) -> None:
   """Sets the threads of an op so that each client at once has its own cores.
 
@@ -142,17 +149,17 @@ def share_cores(
   )
   if on_gpus or _chosen_threads():
     return
-  num_cores = len(os.sched_getaffinity(0))
-  at_once = num_cores
+  at_once = _num_cores()
   if clients_per_device != 'auto':
     at_once = clients_per_device * len(devices or ['CPU:0'])
   if cohort_size:
     at_once = min(at_once, math.ceil(cohort_size))
-  # RuntimeError: after the first op.
-  with contextlib.suppress(RuntimeError):
-    tf.config.threading.set_intra_op_parallelism_threads(
-        max(1, num_cores // at_once)
-    )
+  set_threads_per_op(max(1, _num_cores() // at_once))
+
+
+def _num_cores() -> int:
+  """The cores that this process may use."""
+  return len(os.sched_getaffinity(0))
 
 
 def _chosen_threads() -> int:

@@ -4,7 +4,6 @@ A run records them when it begins. A resumed run takes the number of threads
 from that record, and logs other differences.
 """
 
-import contextlib
 import os
 import platform
 import re
@@ -32,9 +31,7 @@ def restore_threads(run: str) -> None:
   """
   before = _read(run)
   if before is not None:
-    # RuntimeError: TensorFlow is in use; `check` logs the difference.
-    with contextlib.suppress(RuntimeError):
-      tf.config.threading.set_intra_op_parallelism_threads(before[_THREADS])
+    devices.set_threads_per_op(before[_THREADS])
 
 
 def check(run: str) -> None:
