@@ -80,6 +80,29 @@ class GpuCheckTest(absltest.TestCase):
     gpu_check.main([])
     self.assertFalse(rows[0][1].called)
 
+  def test_an_interrupt_keeps_the_rows_before_it(self):
+    path = os.path.join(
+        self.enterContext(tempfile.TemporaryDirectory()), 'table.md'
+    )
+    rows = [
+        ('one', lambda: 'this'),
+        ('two', mock.Mock(side_effect=KeyboardInterrupt)),
+    ]
+    self.enterContext(
+        flagsaver.flagsaver(device='cpu', small=True, output=path)
+    )
+    self.enterContext(
+        mock.patch.object(gpu_check.Check, 'rows', lambda _: rows)
+    )
+    with self.assertRaises(KeyboardInterrupt):
+      gpu_check.main([])
+    with open(path, encoding='utf-8') as file:
+      self.assertRegex(file.read(), r'\| one \| passed \| this \| [\d.]+ \|$')
+
+  def test_ctc_kernels_agree(self):
+    check = gpu_check.Check('CPU', is_small=True)
+    self.assertRegex(check._ctc(), '^within [^;]+; op [^,]+, scan')
+
   def test_no_gpu_is_one_clear_line(self):
     if tf.config.list_physical_devices('GPU'):
       self.skipTest('There is a GPU.')
