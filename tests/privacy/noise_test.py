@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from unittest import mock
 
 from absl.testing import parameterized
@@ -38,7 +39,7 @@ def _draw(shapes, *, key=_KEY, release=0, stddev=1000.0, kernel='host'):
   ]
 
 
-# One pair in 32 of these needs refinement.
+# One pair in 16 of these needs refinement.
 _STORED = dict(shapes=[[7], [30_001], [3, 2]], stddev=2.0**36)
 
 
@@ -113,7 +114,8 @@ class GaussianTest(parameterized.TestCase):
       np.testing.assert_array_equal(tensorflow, host)
 
   def test_threads_do_not_change_bits(self):
-    size = 200_003
+    # Two chunks and a part of one.
+    size = 600_003
     expected = _draw([[size]])[0]
     # The first draws of more, as pairs lie a half apart.
     half = (size + 1) // 2
@@ -121,6 +123,38 @@ class GaussianTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         _draw([[2000]])[0][1000:], expected[half : half + 1000]
     )
+
+  @parameterized.parameters(2.0**23, 2.0**36)
+  def test_the_compiled_path_gives_the_same_bits(self, stddev):
+    # Chunks of several tensors, and tensors in several chunks.
+    shapes = [[2**18 - 6], [3], [0], [1], [600_003], [2**18 + 17], [5]]
+    expected = _draw(shapes, stddev=stddev)
+    build = noise._compiled_fast_path
+    with (
+        mock.patch.object(noise, '_MIN_COMPILED_CHUNKS', 1),
+        mock.patch.object(
+            noise, '_compiled_fast_path', side_effect=build
+        ) as compiled,
+    ):
+      found = _draw(shapes, stddev=stddev)
+    compiled.assert_called_once()
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(one, other)
+
+  def test_large_draws_are_compiled(self):
+    # Eight chunks of pairs, and one element less.
+    for size, num_calls in ((2**21, 1), (2**21 - 2**18, 0)):
+      with mock.patch.object(
+          noise, '_compiled_fast_path', wraps=noise._compiled_fast_path
+      ) as compiled:
+        _draw([[size]])
+      self.assertEqual(compiled.call_count, num_calls)
+
+  def test_compiling_refuses_less_exact_arithmetic(self):
+    flags = '--xla_cpu_enable_fast_math=true'
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+      with self.assertRaisesRegex(ValueError, 'XLA_FLAGS.*leave it out'):
+        noise._compiled_fast_path.__wrapped__()
 
   def test_noise_is_drawn_when_that_before_it_was_used(self):
     expected = _draw(_SHAPES)
@@ -185,10 +219,18 @@ class GaussianTest(parameterized.TestCase):
 
 class ExactnessTest(parameterized.TestCase):
 
-  def test_the_fast_path_is_as_accurate_as_it_says(self):
+  @parameterized.named_parameters(
+      ('numpy', noise._in_blocks),
+      ('xla', lambda *args: noise._compiled_fast_path()(*args)),
+  )
+  def test_the_fast_path_is_as_accurate_as_it_says(self, fast_path):
     u, v = _chosen_words()
-    scale = 2.0**48
-    first, second, needs_refinement = noise._fast_path(u, v, scale, numpy_ops)
+    scale = np.float64(2.0**48)
+    # As many as a compiled path takes.
+    words = np.stack([np.resize(each, noise._CHUNK) for each in (u, v)])
+    first, second, needs_refinement = (
+        each[: len(u)] for each in fast_path(words, scale)
+    )
     # In that scale only what is outside the range is told apart.
     least = np.uint64(2**44)
     inside = (u >= least) & (u < np.uint64(2**64 - 2**44))
@@ -229,7 +271,7 @@ class ExactnessTest(parameterized.TestCase):
           self.assertLess(float(error), noise._MAX_EXACT_ERROR)
 
   def test_draws_that_need_refinement_are_exact(self):
-    # At this scale one pair in 32 needs refinement. Its first results are
+    # At this scale one pair in 16 needs refinement. Its first results are
     # thrown away.
     stddev, size = 2.0**36, 8000
     fast_path = noise._fast_path
@@ -247,7 +289,7 @@ class ExactnessTest(parameterized.TestCase):
     )
     u, v = draw(0, size // 2), draw(1, size // 2)
     *_, needs_refinement = fast_path(u, v, stddev, numpy_ops)
-    self.assertBetween(needs_refinement.sum(), 80, 180)
+    self.assertBetween(needs_refinement.sum(), 190, 310)
     for i in np.flatnonzero(needs_refinement):
       further = draw(2, 8 * i + 8)[8 * i :]
       bits = [

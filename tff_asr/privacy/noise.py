@@ -25,14 +25,13 @@ bits of U and A. docs/proofs.md ("How noise is drawn") bounds the error.
 """
 
 import concurrent.futures
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import decimal
 import functools
-import itertools
 import math
 import os
 import types
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -43,7 +42,7 @@ from tff_asr.privacy import host_op
 from tff_asr.privacy import numpy_ops
 from tff_asr.privacy import tensorflow_ops
 
-# At this standard deviation, 3 % of pairs need the exact path.
+# At this standard deviation, 6 % of pairs need the exact path.
 MAX_STDDEV = 2.0**36
 # ChaCha20 counts blocks in 32 bits.
 _MAX_ELEMENTS = 2**32
@@ -53,16 +52,26 @@ _STREAMS_PER_TENSOR = 4
 # Errors of the fast and the exact path over stddev. The fast path's holds for
 # uniforms in [_LEAST_WORD / 2^64, 1 - _LEAST_WORD / 2^64].
 _MAX_ERROR = 2.0**-43
+# Nearer to the border between two integers, draws are refined. It is twice the
+# error: XLA may compute a draw twice, once to round it and once to compare it,
+# and fuse other products with sums, which leaves out their roundings.
+_MARGIN = 2 * _MAX_ERROR
 _MAX_EXACT_ERROR = 2.0**-93
 _LEAST_WORD = 2**44
-# Pairs that the fast path takes at once: arrays of 64 KiB.
+# Pairs that the fast path takes at once: arrays of 64 KiB by NumPy, and more if
+# it is compiled, as a call takes as long as some 2^15 pairs.
 _BLOCK = 8192
+_CHUNK = 2**17
+# With fewer, compiling would take the time of dozens of draws.
+_MIN_COMPILED_CHUNKS = 8
 # Elements that the host draws at once: 64 MiB.
 _GROUP = 2**23
 _NUM_FURTHER_OF_RADIUS = 6
 
 _Array = np.ndarray | tf.Tensor
 _Pair = tuple[_Array, _Array]  # float64; see `_add`.
+# From words, uint64 [2, _CHUNK], and stddev to what `_fast_path` returns.
+_Compiled = Callable[[np.ndarray, np.float64], Sequence[np.ndarray]]
 # Pairs of float64 have 32 digits; the rest absorbs rounding errors.
 _CONTEXT = decimal.Context(prec=60)
 _D = decimal.Decimal
@@ -98,9 +107,10 @@ def gaussian(
     key: int32 [8]; see `keys`.
     release: int64 [], at least 0, number of the release under this key.
     stddev: float64 [], in grid steps, in [0, 2^36]. NaN gives some integers.
-    kernel: 'host' (OpenSSL's ChaCha20 and NumPy, called from the graph; for
-      programs that imported this module) or 'tensorflow' (TensorFlow's ops, for
-      TFF's native worker and for GPUs). Both give the same bits.
+    kernel: 'host' (OpenSSL's ChaCha20, with NumPy or XLA, called from the
+      graph; for programs that imported this module) or 'tensorflow'
+      (TensorFlow's ops, for TFF's native worker and for GPUs). Both give the
+      same bits.
 
   Returns:
     An iterator of int64 tensors of the shapes.
@@ -181,18 +191,31 @@ def _groups(sizes: Sequence[int], *, most: int) -> list[list[int]]:
 
 
 class _Stretch(NamedTuple):
-  """Pairs of a tensor that one thread draws.
+  """Neighbouring pairs of a tensor, as a part of a chunk.
 
   Attributes:
     tensor: Number of the tensor.
     start, stop: The first pair, and that after the last one.
     points: int64 [2, pairs of the tensor], to be filled.
+    place: Of the first pair in the chunk.
   """
 
   tensor: int
   start: int
   stop: int
   points: np.ndarray
+  place: int
+
+  @property
+  def pairs(self) -> slice:
+    """Places in the chunk."""
+    return slice(self.place, self.place + self.stop - self.start)
+
+  @property
+  def words(self) -> slice:
+    """The same, up to the end of a block of the cipher."""
+    count = -(-(self.stop - self.start) // chacha20.WORDS_PER_BLOCK)
+    return slice(self.place, self.place + count * chacha20.WORDS_PER_BLOCK)
 
 
 def _draw(
@@ -202,33 +225,34 @@ def _draw(
     stddev: np.ndarray,
     *sizes: np.ndarray,
 ) -> list[np.ndarray]:
-  """Draws tensors by NumPy: int64 of each size.
+  """Draws tensors at the host: int64 of each size.
 
   Args as `gaussian`'s tensors. `first` is the number of the first tensor.
   """
   release = int(release) % 2**64
   stddev = np.float64(stddev)
-  # Cores that this process may use, not all of the machine.
-  num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
   # Noise comes in pairs; an odd size drops the last draw.
-  halves = [-(-int(size) // 2) for size in sizes]
-  # A stretch a thread, in whole steps of the fast path.
-  share = _BLOCK * max(1, -(-sum(halves) // (_BLOCK * num_threads)))
-  drawn = [_aligned(2 * half) for half in halves]
-  stretches = [
-      _Stretch(tensor, start, min(start + share, half), points.reshape([2, -1]))
-      for tensor, half, points in zip(
-          itertools.count(int(first)), halves, drawn
-      )
-      for start in range(0, half, share)
-  ]
-  fill = functools.partial(_fill, key=key, release=release, stddev=stddev)
-  # Threads would take longer than the draw.
-  if len(stretches) == 1:
-    found = [fill(*stretches)]
-  else:
+  drawn = [_aligned(2 * -(-int(size) // 2)) for size in sizes]
+  chunks = _chunks([points.reshape([2, -1]) for points in drawn], int(first))
+  compiled = None
+  if len(chunks) >= _MIN_COMPILED_CHUNKS:
+    compiled = _compiled_fast_path()
+  fill = functools.partial(
+      _fill,
+      key=key,
+      release=release,
+      stddev=stddev,
+      # Encrypting zeros gives the keystream.
+      zeros=np.zeros(8 * _CHUNK, np.uint8),
+      compiled=compiled,
+  )
+  # Cores that this process may use, not all of the machine.
+  num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS, len(chunks))
+  if num_threads > 1:
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-      found = list(pool.map(fill, stretches))
+      found = list(pool.map(fill, chunks))
+  else:
+    found = list(map(fill, chunks))
   needs_refinement = [np.concatenate(parts) for parts in zip(*found)]
   if needs_refinement and needs_refinement[0].size:
     # For all tensors at once: the exact path takes hundreds of steps, each of
@@ -254,35 +278,70 @@ def _draw(
 _draw_on_host = host_op.register_numpy_op('tff_asr.privacy.noise', _draw)
 
 
+def _chunks(
+    tensors: Sequence[np.ndarray], first: int
+) -> list[list[_Stretch]]:
+  """Cuts tensors into chunks of `_CHUNK` pairs; the last one may be smaller."""
+  chunks, place = [], _CHUNK
+  for number, points in enumerate(tensors, first):
+    start, half = 0, points.shape[1]
+    while start < half:
+      if place == _CHUNK:
+        chunks.append([])
+        place = 0
+      stop = min(start + _CHUNK - place, half)
+      stretch = _Stretch(number, start, stop, points, place)
+      chunks[-1].append(stretch)
+      # The next stretch begins with a block of the cipher, too.
+      start, place = stop, stretch.words.stop
+  return chunks
+
+
 def _fill(
-    stretch: _Stretch, key: np.ndarray, release: int, stddev: np.float64
+    chunk: Sequence[_Stretch],
+    key: np.ndarray,
+    release: int,
+    stddev: np.float64,
+    zeros: np.ndarray,
+    compiled: Optional[_Compiled],
 ) -> tuple[np.ndarray, ...]:
   """Draws pairs; returns tensor, place and words of those to be refined."""
-  radii, angles = (
-      chacha20.Stream(
+  size = chunk[-1].words.stop
+  words = _aligned(2 * size).view('<u8').reshape([2, size])
+  for stretch in chunk:
+    for kind, row in ((_RADIUS, words[0]), (_ANGLE, words[1])):
+      stream = chacha20.Stream(
           key,
           release=release,
           stream=_stream(stretch.tensor, kind),
           start=stretch.start,
       )
-      for kind in (_RADIUS, _ANGLE)
-  )
-  # Encrypting zeros gives the keystream.
-  zeros = np.zeros(8 * min(_BLOCK, stretch.stop - stretch.start), np.uint8)
-  first, second = stretch.points
+      own = row[stretch.words]
+      stream.next(zeros[: own.nbytes], own)
+  if compiled is not None and size == _CHUNK:
+    *values, needs_refinement = compiled(words, stddev)
+  else:
+    *values, needs_refinement = _in_blocks(words, stddev)
   found = []
-  for start in range(stretch.start, stretch.stop, _BLOCK):
-    stop = min(start + _BLOCK, stretch.stop)
-    radius, angle = np.empty([2, stop - start], '<u8')
-    radii.next(zeros[: radius.nbytes], radius)
-    angles.next(zeros[: angle.nbytes], angle)
-    first[start:stop], second[start:stop], needs_refinement = _fast_path(
-        radius, angle, stddev, numpy_ops
-    )
-    places = np.flatnonzero(needs_refinement)
-    found.append((places + start, radius[places], angle[places]))
-  places, *words = map(np.concatenate, zip(*found))
-  return np.full_like(places, stretch.tensor), places, *words
+  for stretch in chunk:
+    for row, value in zip(stretch.points, values):
+      row[stretch.start : stretch.stop] = value[stretch.pairs]
+    places = np.flatnonzero(needs_refinement[stretch.pairs])
+    found.append((
+        np.full_like(places, stretch.tensor),
+        stretch.start + places,
+        *words[:, stretch.place + places],
+    ))
+  return tuple(map(np.concatenate, zip(*found)))
+
+
+def _in_blocks(words: np.ndarray, stddev: np.float64) -> list[np.ndarray]:
+  """`_fast_path` of uint64 [2, n] by NumPy, in blocks that fit the cache."""
+  blocks = (
+      _fast_path(*words[:, start : start + _BLOCK], stddev, numpy_ops)
+      for start in range(0, words.shape[1], _BLOCK)
+  )
+  return list(map(np.concatenate, zip(*blocks)))
 
 
 def _pair_constant(value: decimal.Decimal) -> tuple[float, float]:
@@ -400,7 +459,7 @@ def _fast_path(
   second *= angle
   first *= radius
   second *= radius
-  limit = 0.5 - _MAX_ERROR * stddev
+  limit = 0.5 - _MARGIN * stddev
   # Small for u near 0 and, by the complement, near 2^64; there the error bound
   # does not hold.
   signed = ops.bitcast(u, ops.INT64)
@@ -409,10 +468,44 @@ def _fast_path(
   for value in (first, second):
     nearest = ops.rint(value)
     value -= nearest
-    # Nearer to the border between two integers than the error.
     needs_refinement = needs_refinement | (abs(value) > limit)
     points.append(ops.cast(nearest, ops.INT64))
   return *points, needs_refinement
+
+
+@functools.cache
+def _compiled_fast_path() -> _Compiled:
+  """Compiles `_fast_path` by XLA, for one pass over memory.
+
+  Raises:
+    ValueError: XLA is told to change the arithmetic.
+  """
+  if 'xla_cpu_enable_fast_math' in os.environ.get('XLA_FLAGS', ''):
+    raise ValueError(
+        'XLA_FLAGS has xla_cpu_enable_fast_math, under which no bound of the '
+        "noise's error is known: leave it out."
+    )
+  function = tf.function(
+      lambda words, stddev: _fast_path(
+          words[0], words[1], stddev, tensorflow_ops
+      ),
+      input_signature=[
+          tf.TensorSpec([2, _CHUNK], tf.uint64),
+          tf.TensorSpec([], tf.float64),
+      ],
+      autograph=False,
+      jit_compile=True,
+  )
+  # Found once: to look for it takes .1 ms a call.
+  concrete = function.get_concrete_function()
+
+  def compiled(words: np.ndarray, stddev: np.float64) -> list[np.ndarray]:
+    # Not on a GPU, where TensorFlow would put it.
+    with tf.device('/device:CPU:0'):
+      outputs = concrete(*map(tf.convert_to_tensor, (words, stddev)))
+    return list(map(np.asarray, outputs))
+
+  return compiled
 
 
 def _exact_path(
