@@ -15,6 +15,7 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 import tensorflow_federated as tff
 
+from tff_asr import sequential
 from tff_asr.execution import graph
 from tff_asr.text import tokenizer
 
@@ -221,6 +222,86 @@ class LoadTest(absltest.TestCase):
     # Both parts may be there at once, but no second copy of the sums.
     self.assertLess(min(taken), 2.5 * 8 * size)
     self.assertEqual([_value(total)[-1] for total in totals], [4, 8])
+
+  def test_what_xla_computes_is_added_in_the_same_pass(self):
+    if not _has_memory_info():
+      self.skipTest('This allocator has no statistics.')
+    # As above.
+    size = 2**22
+    part = tff.TensorType(np.int64, [size])
+
+    @tf.function(autograph=False, jit_compile=True)
+    def double(x):
+      return tf.cast(2.0 * x, tf.int64)
+
+    @tff.tensorflow.computation(tff.TensorType(np.float32, [size]), np.float32)
+    def work(x, factor):
+      # Its order would make the first one run alone, too.
+      return sequential.sequential_map(
+          lambda factor: double(factor * x), [1.0, factor]
+      )
+
+    @tff.tensorflow.computation([part, part], [part, part])
+    def accumulate(total, new):
+      return [total[0] + new[0], total[1] + new[1]]
+
+    add = graph.Program(
+        tuple(map(graph.from_computation, (work, accumulate))),
+        num_kept=2,
+        in_place=(True, True),
+    ).load()
+    totals = [graph.make_variable(tf.zeros([size], tf.int64)) for _ in range(2)]
+    memory = tf.config.experimental.get_memory_info
+    taken = []
+    # Of 2 * 1.5 = 3 and 2 * -10.25 = -20.5, the second to -20.
+    part, factor = tf.fill([size], 1.5), tf.constant(-10.25 / 1.5)
+    for _ in range(4):
+      tf.config.experimental.reset_memory_stats('CPU:0')
+      begin = memory('CPU:0')['current']
+      add(*totals, part, factor)
+      taken.append(memory('CPU:0')['peak'] - begin)
+    for total, expected in zip(totals, (12, -80)):
+      np.testing.assert_array_equal(
+          graph.read_variable(total, tf.int64), [expected] * size
+      )
+    # Two products, float32, and neither of the parts, int64.
+    self.assertLess(min(taken), 2.5 * 4 * size)
+    # Each of the equal functions is compiled once.
+    called = [
+        node.attr['f'].func.name
+        for node in add._function.graph.as_graph_def().node
+        if node.op == 'StatefulPartitionedCall'
+    ]
+    self.assertLen(called, 2)
+    self.assertLen(set(called), 1)
+
+  def test_a_part_with_another_use_is_computed_for_both(self):
+    @tf.function(autograph=False, jit_compile=True)
+    def double(x):
+      return tf.cast(2.0 * x, tf.int64)
+
+    @tff.tensorflow.computation(tff.TensorType(np.float32, [2]))
+    def work(x):
+      doubled = double(x)
+      return doubled, tf.reduce_max(doubled)
+
+    total = tff.TensorType(np.int64, [2])
+
+    @tff.tensorflow.computation([total, np.int64], [total, np.int64])
+    def accumulate(sums, parts):
+      return [sums[0] + parts[0], tf.maximum(sums[1], parts[1])]
+
+    add = graph.Program(
+        tuple(map(graph.from_computation, (work, accumulate))),
+        num_kept=2,
+        in_place=(True, False),
+    ).load()
+    variable = graph.make_variable(tf.constant([1, 2], tf.int64))
+    _, largest = add(
+        variable, tf.constant(3, tf.int64), tf.constant([1.0, 2.5])
+    )
+    self.assertEqual(_value(variable), [3, 7])
+    self.assertEqual(largest, 5)
 
   def test_a_large_program_runs_in_several_threads(self):
     # 20 x 16 MiB: above 256 MiB, what TensorFlow takes a CPU to have, it makes

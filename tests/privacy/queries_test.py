@@ -204,6 +204,28 @@ class ClippingTest(parameterized.TestCase):
       self.assertTrue(_is_within(clipped, clip))
       self.assertAlmostEqual(_norm(clipped) / clip, 1, delta=1e-5)
 
+  @parameterized.product(
+      split=_SPLITS, clip=(1e-3, 1e4, math.inf), bad=(None, math.nan, math.inf)
+  )
+  def test_tensors_that_xla_clips_have_the_bits_of_others(
+      self, split, clip, bad
+  ):
+    # Squares of small integers have the same sum in any order: layers of one
+    # size have one factor, whether XLA clips them or not.
+    size = grid_clipper._COMPILED_SIZE
+    rng = np.random.default_rng(8)  # Seeded; the claim holds for any.
+    large = rng.integers(-9, 10, size=[2, size // 2]).astype(np.float32)
+    if bad is not None:
+      large[1, 5] = bad
+    halves = [half.reshape([-1, 4]) for half in large]
+    layers = 'modules' if split != 'global' else 'tensors'
+    (whole,) = _clip({'a/x': large}, clip, split=split, layers=layers)
+    parts = _clip(
+        {'a/x': halves[0], 'a/y': halves[1]}, clip, split=split, layers=layers
+    )
+    np.testing.assert_array_equal(whole.ravel(), np.concatenate(parts).ravel())
+    self.assertEqual(bool(np.any(whole)), bad is None)
+
   def check_rounded(self, record, clipped, grid):
     """Each element is rounded toward zero to the grid, and not scaled."""
     for layer, result in zip(record, clipped, strict=True):

@@ -461,6 +461,8 @@ def _build_body(
   """Returns the Python body that imports the graphs into one function."""
   last = program.graphs[-1].outputs[program.first_output :]
   if any(program.in_place):
+    for graph_def in graph_defs[:-1]:
+      _forget_order(graph_def)
     # The last graph's other outputs; those are added by `_add`.
     last = [
         name
@@ -529,6 +531,18 @@ def _import_graph(
   return list(map(input_map.get, outputs, found))
 
 
+def _forget_order(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Lets no op wait for a function for XLA of which it takes no result.
+
+  Otherwise the function would be computed for the op, and again where `_add`
+  adds what it returns. It has no effect; `sequential` makes ops wait for it to
+  save memory, which it does not take within `_add`.
+  """
+  compiled = {f'^{node.name}' for node in graph_def.node if _is_compiled(node)}
+  for node in graph_def.node:
+    node.input[:] = [name for name in node.input if name not in compiled]
+
+
 def _find_checks() -> list[tf.Operation]:
   """Returns the ops of the current graph that may fail, such as assertions."""
   # Those with a state. Not the parts of the sum as well: held at once, they
@@ -567,7 +581,8 @@ def _add(
 ) -> list[tf.Operation]:
   """Adds parts to the variables among the totals, in any order.
 
-  Nothing is added before `after` and the first part are computed.
+  Nothing is added before `after` and the first part are computed. Parts that
+  functions for XLA return are computed as they are added.
 
   Args:
     totals: handles of variables, where `in_place`.
@@ -577,13 +592,60 @@ def _add(
     mark: handle of a variable that is set before the first addition.
   """
   pairs = list(itertools.compress(zip(totals, parts), in_place))
-  with tf.control_dependencies([*after, pairs[0][1]]):
+  calls = [_find_compiled_call(part) for _, part in pairs]
+  first = calls[0].inputs if calls[0] else [pairs[0][1]]
+  with tf.control_dependencies([*after, *first]):
     begun = tf.raw_ops.AssignVariableOp(resource=mark, value=tf.constant(True))
+  # Functions that are equal are compiled once.
+  build = functools.cache(_build_compiled_add)
   with tf.control_dependencies([begun]):
     return [
-        tf.raw_ops.AssignAddVariableOp(resource=total, value=part)
-        for total, part in pairs
+        build(call.get_attr('f').name, part.dtype)(total, call.inputs).op
+        if call
+        else tf.raw_ops.AssignAddVariableOp(resource=total, value=part)
+        for (total, part), call in zip(pairs, calls)
     ]
+
+
+def _find_compiled_call(part: tf.Tensor) -> tf.Operation | None:
+  """Returns the call of a function for XLA that computes a part alone."""
+  call = part.op
+  while call.type == 'Identity' and not call.control_inputs:
+    call = call.inputs[0].op
+  is_compiled = _is_compiled(call.node_def) and len(call.outputs) == 1
+  return call if is_compiled else None
+
+
+def _is_compiled(node: tf.compat.v1.NodeDef) -> bool:
+  """Whether a node calls a function without state that XLA compiles."""
+  # The test for the key comes first: reading a missing one would add it.
+  return (
+      node.op == 'PartitionedCall'
+      and '_XlaMustCompile' in node.attr
+      and node.attr['_XlaMustCompile'].b
+  )
+
+
+def _build_compiled_add(
+    name: str, dtype: tf.DType
+) -> Callable[[tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]:
+  """Returns a function that adds to a variable what a function returns.
+
+  XLA compiles both to one pass: what is added is never in memory, which took
+  half of the time of a large model's clip and sum.
+
+  Args:
+    name: the function, of the current graph.
+    dtype: of what it returns.
+  """
+
+  @tf.function(autograph=False, jit_compile=True)
+  def add(total, arguments):
+    (part,) = tf.raw_ops.PartitionedCall(args=arguments, Tout=[dtype], f=name)
+    tf.raw_ops.AssignAddVariableOp(resource=total, value=part)
+    return tf.constant(0)  # Its op can be waited for.
+
+  return add
 
 
 def _binding_names(binding) -> list[str]:

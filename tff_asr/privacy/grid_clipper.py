@@ -23,6 +23,10 @@ STEP_OVER_CLIP = 2.0**-24
 _STEP_OVER_ELEMENT = 2.0**-8
 MIN_CLIP, MAX_CLIP = 1e-30, 1e30
 
+# Elements from which a compiled pass over a tensor is faster than three ops:
+# below, its call costs more than the passes over memory that it saves.
+_COMPILED_SIZE = 2**15
+
 
 class ClippingStats(NamedTuple):
   """Effect of clipping, summed over records: exact, and therefore not private.
@@ -107,6 +111,11 @@ class GridClipper:
     )
     is_exact = is_exact and l2_norm_clip < math.inf
     self.dtype = tf.int64 if is_exact else tf.float32
+    # XLA compiles it to one pass, once for each shape, and an execution context
+    # adds to a sum in that pass, too (`execution.graph`).
+    self._scale_large = tf.function(
+        self._scale, autograph=False, jit_compile=True
+    )
 
   @property
   def layer_names(self) -> list[str]:
@@ -181,18 +190,17 @@ class GridClipper:
         rule=self._rule,
     )
     unit = self.sum_unit(l2_norm_clip)
-    # Casting to int64 rounds toward zero. Zero times NaN is zero here.
-    clipped = sequential.sequential_map(
-        lambda tensor, factor: tf.cast(
-            tf.math.multiply_no_nan(
-                tf.cast(tensor, tf.float64),
-                tf.where(is_finite, factor / unit, 0.0),
-            ),
-            self.dtype,
-        ),
-        tensors,
-        factors,
-    )
+
+    def scale(spec, tensor, factor):
+      factor = tf.where(is_finite, factor / unit, 0.0)
+      if spec.shape.num_elements() < _COMPILED_SIZE:
+        return self._scale(tensor, factor)
+      compiled = self._scale_large.get_concrete_function(
+          spec, tf.TensorSpec([], tf.float64)
+      )
+      return compiled(tensor, factor)
+
+    clipped = sequential.sequential_map(scale, self._specs, tensors, factors)
     stats = _stats_of_finite(squared_norms, factors, layers=self.layers)
     return (
         tf.nest.pack_sequence_as(record, clipped),
@@ -202,6 +210,13 @@ class GridClipper:
         ),
     )
 
+  def _scale(self, tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """A clipped tensor of float32 in the unit of sums, by a float64 factor."""
+    # Casting to int64 rounds toward zero. Zero times NaN is zero here.
+    return tf.cast(
+        tf.math.multiply_no_nan(tf.cast(tensor, tf.float64), factor),
+        self.dtype,
+    )
 
   def _exact_clips(
       self, l2_norm_clip: tf.Tensor, layer_clips: Optional[tf.Tensor]
