@@ -155,3 +155,15 @@ def _is_number(value: object) -> bool:
 def _is_int(value: object) -> bool:
   # Not NumPy's integers, which JSON and gin cannot write.
   return isinstance(value, int) and not isinstance(value, bool)
+
+
+def xla_is_exact() -> None:
+  """Raises ValueError if XLA is told to change the arithmetic of a program.
+
+  Proofs of privacy hold for the arithmetic that is written.
+  """
+  if 'xla_cpu_enable_fast_math' in os.environ.get('XLA_FLAGS', ''):
+    raise ValueError(
+        'XLA_FLAGS has xla_cpu_enable_fast_math, under which the bounds of '
+        'clips and noise are not known to hold: leave it out.'
+    )

@@ -8,6 +8,8 @@ import collections
 import fractions
 import itertools
 import math
+import os
+from unittest import mock
 
 from absl.testing import parameterized
 import dp_accounting
@@ -225,6 +227,13 @@ class ClippingTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(whole.ravel(), np.concatenate(parts).ravel())
     self.assertEqual(bool(np.any(whole)), bad is None)
+
+  def test_clipping_refuses_less_exact_arithmetic(self):
+    flags = '--xla_cpu_enable_fast_math=true'
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+      _clip([np.ones([2], np.float32)], 1.0)  # Not by XLA.
+      with self.assertRaisesRegex(ValueError, 'XLA_FLAGS.*leave it out'):
+        _clip([np.ones([grid_clipper._COMPILED_SIZE], np.float32)], 1.0)
 
   def check_rounded(self, record, clipped, grid):
     """Each element is rounded toward zero to the grid, and not scaled."""

@@ -173,6 +173,9 @@ class GridClipper:
 
     Returns:
       A nest of `dtype` in units of `sum_unit`, and what clipping did.
+
+    Raises:
+      ValueError: XLA, which clips large tensors, is told to be less exact.
     """
     clip, clips = self._exact_clips(l2_norm_clip, layer_clips)
     # Smaller by what float64 may round below, so that C holds exactly.
@@ -195,6 +198,8 @@ class GridClipper:
       factor = tf.where(is_finite, factor / unit, 0.0)
       if spec.shape.num_elements() < _COMPILED_SIZE:
         return self._scale(tensor, factor)
+      # Zero times NaN need not be zero in faster arithmetic.
+      checks.xla_is_exact()
       compiled = self._scale_large.get_concrete_function(
           spec, tf.TensorSpec([], tf.float64)
       )

@@ -480,11 +480,7 @@ def _compiled_fast_path() -> _Compiled:
   Raises:
     ValueError: XLA is told to change the arithmetic.
   """
-  if 'xla_cpu_enable_fast_math' in os.environ.get('XLA_FLAGS', ''):
-    raise ValueError(
-        'XLA_FLAGS has xla_cpu_enable_fast_math, under which no bound of the '
-        "noise's error is known: leave it out."
-    )
+  checks.xla_is_exact()
   function = tf.function(
       lambda words, stddev: _fast_path(
           words[0], words[1], stddev, tensorflow_ops
