@@ -173,6 +173,7 @@ page = next(
     ),
     None,
 )
+picture = None
 if page is None:
   print('docs/population.md is not here: run this cell in a checkout.')
 else:
@@ -198,4 +199,5 @@ else:
       curves.setdefault(model + suffix, []).append(
           (epsilon, float(cells[column]))
       )
-  display(plots.plot_over_epsilon(curves, value_label='word error rate, %'))
+  picture = plots.plot_over_epsilon(curves, value_label='word error rate, %')
+picture  # Not pyplot's: a notebook shows the last value of a cell.
