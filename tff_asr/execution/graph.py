@@ -608,12 +608,18 @@ def _add(
 
 
 def _find_compiled_call(part: tf.Tensor) -> tf.Operation | None:
-  """Returns the call of a function for XLA that computes a part alone."""
-  call = part.op
-  while call.type == 'Identity' and not call.control_inputs:
-    call = call.inputs[0].op
-  is_compiled = _is_compiled(call.node_def) and len(call.outputs) == 1
-  return call if is_compiled else None
+  """Returns the call of a function for XLA that computes a part and no more.
+
+  None if something else takes its result, which would be computed twice.
+  """
+  call, num_uses = part.op, 0
+  while len(call.outputs) == 1:
+    if len(call.outputs[0].consumers()) > num_uses:
+      return None
+    if call.type != 'Identity' or call.control_inputs:
+      return call if _is_compiled(call.node_def) else None
+    call, num_uses = call.inputs[0].op, 1
+  return None
 
 
 def _is_compiled(node: tf.compat.v1.NodeDef) -> bool:
