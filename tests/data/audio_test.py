@@ -57,6 +57,8 @@ def _mp3_without_length(samples: np.ndarray, *, mode: str) -> bytes:
       channels=1,
       format='MP3',
       subtype='MPEG_LAYER_III',
+      # Without a level soundfile leaves the mode out.
+      compression_level=0.5,
       bitrate_mode=mode,
   ) as f:
     f.write(samples)
