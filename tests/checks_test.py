@@ -1,4 +1,8 @@
 import math
+import os
+import pathlib
+import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -62,6 +66,21 @@ class ChecksTest(parameterized.TestCase):
     checks.in_range(0, 1, low=0.5, high=1)
     with self.assertRaisesRegex(ValueError, '^allowed must be one of'):
       checks.one_of(('a',), allowed='b')
+
+  @parameterized.parameters(False, True)
+  def test_flags_of_xla_that_change_arithmetic_are_refused(self, is_file):
+    flags = '--xla_dump_to=x --xla_cpu_enable_fast_math=true'
+    if is_file:
+      folder = self.enterContext(tempfile.TemporaryDirectory())
+      path = pathlib.Path(folder, 'flags')
+      path.write_text(flags, 'utf-8')
+      flags = str(path)
+    for accepted in ('', '--xla_dump_to=x', 'no/such/file'):
+      with mock.patch.dict(os.environ, XLA_FLAGS=accepted):
+        checks.xla_is_exact()
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+      with self.assertRaisesRegex(ValueError, 'XLA_FLAGS.*leave it out'):
+        checks.xla_is_exact()
 
   def test_several_errors_are_raised_as_one_with_a_line_each(self):
     one, two = ValueError('one.'), OSError('two.')

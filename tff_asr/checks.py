@@ -160,9 +160,14 @@ def _is_int(value: object) -> bool:
 def xla_is_exact() -> None:
   """Raises ValueError if XLA is told to change the arithmetic of a program.
 
-  Proofs of privacy hold for the arithmetic that is written.
+  Proofs of privacy hold for the arithmetic that is written. `XLA_FLAGS` has
+  XLA's flags, or the name of a file with them.
   """
-  if 'xla_cpu_enable_fast_math' in os.environ.get('XLA_FLAGS', ''):
+  options = os.environ.get('XLA_FLAGS', '').strip()
+  if options and not options.startswith('-') and os.path.isfile(options):
+    with open(options, encoding='utf-8') as file:
+      options = file.read()
+  if 'xla_cpu_enable_fast_math' in options:
     raise ValueError(
         'XLA_FLAGS has xla_cpu_enable_fast_math, under which the bounds of '
         'clips and noise are not known to hold: leave it out.'

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent import futures
 import dataclasses
 import gc
+import os
 import pickle
 from unittest import mock
 import weakref
@@ -275,6 +276,22 @@ class LoadTest(absltest.TestCase):
     ]
     self.assertLen(called, 2)
     self.assertLen(set(called), 1)
+
+  def test_a_process_refuses_to_add_in_less_exact_arithmetic(self):
+    double = tf.function(lambda x: 2 * x, autograph=False, jit_compile=True)
+    part = tff.TensorType(np.int64, [2])
+    work = tff.tensorflow.computation(double, part)
+    accumulate = tff.tensorflow.computation(lambda a, b: a + b, [part, part])
+    program = graph.Program(
+        tuple(map(graph.from_computation, (work, accumulate))),
+        num_kept=1,
+        in_place=(True,),
+    )
+    flags = '--xla_cpu_enable_fast_math=true'
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+      with self.assertRaisesRegex(ValueError, 'XLA_FLAGS.*leave it out'):
+        variable = graph.make_variable(tf.constant([1, 2], tf.int64))
+        program.load()(variable, tf.constant([3, 4], tf.int64))
 
   def test_a_part_with_another_use_is_computed_once_for_both(self):
     @tf.function(autograph=False, jit_compile=True)

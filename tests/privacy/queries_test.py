@@ -235,6 +235,20 @@ class ClippingTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'XLA_FLAGS.*leave it out'):
         _clip([np.ones([grid_clipper._COMPILED_SIZE], np.float32)], 1.0)
 
+  def test_where_there_are_gpus_xla_clips_nothing(self):
+    record = [np.ones([grid_clipper._COMPILED_SIZE], np.float32)]
+    query = _query(record, 1.0, 1.0)
+    params = query.derive_sample_params(query.initial_global_state())
+    for gpus, is_compiled in (([], True), (['a GPU'], False)):
+      clip = tf.function(lambda: query.preprocess_record(params, record))
+      with mock.patch.object(
+          tf.config, 'list_physical_devices', return_value=gpus
+      ):
+        nodes = clip.get_concrete_function().graph.as_graph_def().node
+      self.assertEqual(
+          any('_XlaMustCompile' in node.attr for node in nodes), is_compiled
+      )
+
   def check_rounded(self, record, clipped, grid):
     """Each element is rounded toward zero to the grid, and not scaled."""
     for layer, result in zip(record, clipped, strict=True):

@@ -21,7 +21,7 @@ _CLIENT_BYTES = 2**29
 _MEMORY_SHARE = 0.5
 # On a GPU the host launches the kernels of one client while those of the other
 # run. Larger models might gain as much (an H200 was busy for a sixth of a step
-# of 768 wide), but two of them may fill a GPU's memory.
+# of 3 blocks, 768 wide), but two of them may fill a GPU's memory.
 _MAX_SHARED_GPU_BYTES = 2**27
 
 # GPUs' memory is taken as it is needed, unless TensorFlow used them before. As

@@ -26,6 +26,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
+from tff_asr import checks
 from tff_asr.execution import dataset_loops
 from tff_asr.execution import values
 
@@ -536,7 +537,8 @@ def _forget_order(graph_def: tf.compat.v1.GraphDef) -> None:
 
   Otherwise the function would be computed for the op, and again where `_add`
   adds what it returns. It has no effect; `sequential` makes ops wait for it to
-  save memory, which it does not take within `_add`.
+  save memory, which it does not take within `_add`. One that `_add` leaves
+  alone loses its order, too: that may take memory, and changes no bit.
   """
   compiled = {f'^{node.name}' for node in graph_def.node if _is_compiled(node)}
   for node in graph_def.node:
@@ -593,6 +595,9 @@ def _add(
   """
   pairs = list(itertools.compress(zip(totals, parts), in_place))
   calls = [_find_compiled_call(part) for _, part in pairs]
+  if any(calls):
+    # In this process, which need not be the one that traced them.
+    checks.xla_is_exact()
   first = calls[0].inputs if calls[0] else [pairs[0][1]]
   with tf.control_dependencies([*after, *first]):
     begun = tf.raw_ops.AssignVariableOp(resource=mark, value=tf.constant(True))

@@ -111,11 +111,6 @@ class GridClipper:
     )
     is_exact = is_exact and l2_norm_clip < math.inf
     self.dtype = tf.int64 if is_exact else tf.float32
-    # XLA compiles it to one pass, once for each shape, and an execution context
-    # adds to a sum in that pass, too (`execution.graph`).
-    self._scale_large = tf.function(
-        self._scale, autograph=False, jit_compile=True
-    )
 
   @property
   def layer_names(self) -> list[str]:
@@ -194,14 +189,21 @@ class GridClipper:
     )
     unit = self.sum_unit(l2_norm_clip)
 
+    # XLA compiles it to one pass, once for each shape, and an execution context
+    # adds to a sum in that pass, too (`execution.graph`). Of this call, since a
+    # function keeps the graphs in which it was traced.
+    scale_large = tf.function(self._scale, autograph=False, jit_compile=True)
+    # On GPUs this has not run, and each of them would compile each shape.
+    has_gpu = bool(tf.config.list_physical_devices('GPU'))
+
     def scale(spec, tensor, factor):
       factor = tf.where(is_finite, factor / unit, 0.0)
-      if spec.shape.num_elements() < _COMPILED_SIZE:
+      if has_gpu or spec.shape.num_elements() < _COMPILED_SIZE:
         return self._scale(tensor, factor)
       # Zero times NaN need not be zero in faster arithmetic.
       checks.xla_is_exact()
-      compiled = self._scale_large.get_concrete_function(
-          spec, tf.TensorSpec([], tf.float64)
+      compiled = scale_large.get_concrete_function(
+          tf.TensorSpec(spec.shape, spec.dtype), tf.TensorSpec([], tf.float64)
       )
       return compiled(tensor, factor)
 
