@@ -260,7 +260,7 @@ class Check:
     return f'{len(ops["device"])} kinds of float ops, all on {self._device}'
 
   def _ctc(self) -> str:
-    logits, lengths, labels = _logits(20)
+    logits, lengths, labels = _logits()
     found, seconds = {}, {}
     for kernel in ctc.LOSS_KERNELS:
       function = _ctc_function(kernel)
@@ -279,7 +279,7 @@ class Check:
     )
 
   def _ctc_xla(self) -> str:
-    logits, lengths, labels = _logits(20)
+    logits, lengths, labels = _logits()
     plain, xla = _ctc_function('scan'), _ctc_function('scan', jit=True)
     with tf.device(self._device):
       begun = time.monotonic()
@@ -521,10 +521,9 @@ def _step_function(
   return lambda weights, _: compiled(weights, numbers)
 
 
-def _logits(
-    size: int,
-) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Random logits of 6 s, lengths of outputs and labels, and labels."""
+def _logits() -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """Random logits of 20 x 6 s, lengths of outputs and labels, and labels."""
+  size = 20
   generator = np.random.default_rng(1)
   logits = generator.normal(size=[size, 200, 30]).astype(np.float32)
   labels = generator.integers(0, 29, [size, 60]).astype(np.int32)

@@ -64,7 +64,14 @@ def _build_sum(
       return tf.cast(x, tf.int64), checked
     return checked, tf.constant(1)
 
-  @tff.tensorflow.computation([total, second], [total, second])
+  return _adding(work, total, second, in_place=in_place)
+
+
+def _adding(work, *types, in_place=(True, True)) -> graph.Program:
+  """Adds the two parts that `work` returns, of these types, to two sums."""
+  types = list(types)
+
+  @tff.tensorflow.computation(types, types)
   def accumulate(sums, parts):
     return [sums[0] + parts[0], sums[1] + parts[1]]
 
@@ -73,6 +80,15 @@ def _build_sum(
       num_kept=2,
       in_place=in_place,
   )
+
+
+def _memory_taken(run: Callable[[], object]) -> int:
+  """Bytes that a call takes at its peak."""
+  memory = tf.config.experimental.get_memory_info
+  tf.config.experimental.reset_memory_stats('CPU:0')
+  begin = memory('CPU:0')['current']
+  run()
+  return memory('CPU:0')['peak'] - begin
 
 
 def _value(variable: tf.Tensor) -> list[int]:
@@ -202,25 +218,11 @@ class LoadTest(absltest.TestCase):
     def work(x):
       return [tf.fill([size], x), tf.fill([size], x + 1)]
 
-    @tff.tensorflow.computation([part, part], [part, part])
-    def accumulate(total, new):
-      return [total[0] + new[0], total[1] + new[1]]
-
-    add = graph.Program(
-        tuple(map(graph.from_computation, (work, accumulate))),
-        num_kept=2,
-        in_place=(True, True),
-    ).load()
+    add = _adding(work, part, part).load()
     totals = [graph.make_variable(tf.zeros([size], tf.int64)) for _ in range(2)]
     one = tf.constant(1, tf.int64)
     add(*totals, one)
-    memory = tf.config.experimental.get_memory_info
-    taken = []
-    for _ in range(3):
-      tf.config.experimental.reset_memory_stats('CPU:0')
-      begin = memory('CPU:0')['current']
-      add(*totals, one)
-      taken.append(memory('CPU:0')['peak'] - begin)
+    taken = [_memory_taken(lambda: add(*totals, one)) for _ in range(3)]
     # Both parts may be there at once, but no second copy of the sums.
     self.assertLess(min(taken), 2.5 * 8 * size)
     self.assertEqual([_value(total)[-1] for total in totals], [4, 8])
@@ -243,25 +245,13 @@ class LoadTest(absltest.TestCase):
           lambda factor: double(factor * x), [1.0, factor]
       )
 
-    @tff.tensorflow.computation([part, part], [part, part])
-    def accumulate(total, new):
-      return [total[0] + new[0], total[1] + new[1]]
-
-    add = graph.Program(
-        tuple(map(graph.from_computation, (work, accumulate))),
-        num_kept=2,
-        in_place=(True, True),
-    ).load()
+    add = _adding(work, part, part).load()
     totals = [graph.make_variable(tf.zeros([size], tf.int64)) for _ in range(2)]
-    memory = tf.config.experimental.get_memory_info
-    taken = []
     # Of 2 * 1.5 = 3 and 2 * -10.25 = -20.5, the second to -20.
     part, factor = tf.fill([size], 1.5), tf.constant(-10.25 / 1.5)
-    for _ in range(4):
-      tf.config.experimental.reset_memory_stats('CPU:0')
-      begin = memory('CPU:0')['current']
-      add(*totals, part, factor)
-      taken.append(memory('CPU:0')['peak'] - begin)
+    taken = [
+        _memory_taken(lambda: add(*totals, part, factor)) for _ in range(4)
+    ]
     for total, expected in zip(totals, (12, -80)):
       np.testing.assert_array_equal(
           graph.read_variable(total, tf.int64), [expected] * size
