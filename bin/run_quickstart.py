@@ -34,6 +34,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 
@@ -317,6 +318,8 @@ def _print_end(
   print('\nWith LM, DP is ' + ',\nand '.join(
       summary.verdict(gain, f'the {run}') for run, gain in gains
   ))
+  for line in tables.shares_of_gain(list(rows.values())):
+    print(textwrap.fill(line, 100))
   privacy = private.first.privacy
   population = private.first.rounds['population']
   print(
@@ -324,6 +327,9 @@ def _print_end(
       f'{summary.accounts(private)} at delta {privacy["delta"]:g}'
       f'{"" if privacy["private"] else ", NOT PRIVATE"}'
   )
+  print('; '.join(
+      f'{title}: {tables.COLUMNS[title](private)}' for title in tables.NOISE
+  ))
   report = os.path.join(folders['federated_dp'], run_dir.PRIVACY_REPORT)
   print(f'This took {minutes:.1f} minutes. Privacy report: {report}\n\nNext:')
   # A working copy has the script and its own environment.

@@ -25,7 +25,11 @@ _PROGRAM = 'bin/run_quickstart.py'
 _COLUMNS = 100
 _PRIVACY = run_folders.privacy(
     epsilon=4.94321, noise_multiplier=0.8, cohort_size=1000, population=12_000
-) | {'private': True, 'epsilon_pld': 4.94321, 'epsilon_rdp': 5.86123}
+) | {
+    'private': True, 'epsilon_pld': 4.94321, 'epsilon_rdp': 5.86123,
+    'rounds_over_noise': 7.0517,
+}
+_PRIVACY['groups'][0]['noise_over_clip'] = 0.6342
 # Longer than a line.
 _TEXT = 'everyone wrote another letter ' * 6
 
@@ -45,14 +49,18 @@ class _Programs:
     self.commands.append(arguments[1:])
     settings = dict(each.split('=', 1) for each in arguments if '=' in each)
     if 'train_' in arguments[1]:
-      _write_run(settings['--output_dir'], is_private='dp' in arguments[2])
+      _write_run(settings['--output_dir'])
     code = 7 if self._fails in ' '.join(arguments) else 0
     return mock.Mock(wait=lambda *unused_timeout: code)
 
 
-def _write_run(folder: str, *, is_private: bool) -> None:
+def _write_run(folder: str) -> None:
   """Writes a run that was evaluated with a language model."""
-  wrong = 3300 if is_private else 3500
+  # The private run has two fifths of the gain of the one without privacy.
+  wrong, privacy = {
+      'federated_dp': (3300, _PRIVACY),
+      'federated': (3000, run_folders.privacy(noise_multiplier=0.0)),
+  }.get(os.path.basename(folder), (3500, None))
   speakers = [f's{number}' for number in range(10)]
   run_folders.write(
       folder,
@@ -62,7 +70,7 @@ def _write_run(folder: str, *, is_private: bool) -> None:
       errors={speaker: (wrong, 10_000) for speaker in speakers},
       errors_with_lm={speaker: (wrong // 3, 10_000) for speaker in speakers},
       hypotheses=[(speaker, _TEXT, folder) for speaker in speakers],
-      privacy=_PRIVACY if is_private else None,
+      privacy=privacy,
   )
   path = pathlib.Path(folder, 'test.json')
   content = json.loads(path.read_text())
@@ -91,6 +99,15 @@ class QuickstartTest(cases.TestCase):
     # With the folders' default names.
     lines = finished.stdout.replace(f'{self.root}/', 'quickstart_').splitlines()
     self.assertEmpty([line for line in lines if len(line) > _COLUMNS])
+    self.assertIn('\nnoise / C a round: 0.634; sqrt(rounds) / (noise / C): '
+                  '7.05\n', finished.stdout)
+    share = (
+        'federated + DP: share of the gain of no DP over seed (95 %): 40 % (40 '
+        'to 40) greedily, 40 % (40 to 40) with the LM'
+    )
+    self.assertEqual(
+        share in ' '.join(finished.stdout.split()), '--twin' in flags
+    )
     # All of the shown transcripts are cut.
     self.assertLen([line for line in lines if line.endswith(' ...')], 9)
 

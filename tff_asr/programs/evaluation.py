@@ -9,7 +9,7 @@ over the same logits.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import functools
@@ -386,6 +386,7 @@ def evaluate(
     dev_dir: Optional[str] = None,
     rules: Sequence[str] = (),
     output_name: str = 'test.json',
+    compare: Optional[Callable[[Sequence[str], str], Iterable[str]]] = None,
 ) -> list[dict[str, Any]]:
   """Decodes all speakers of a data set with each run's model.
 
@@ -407,6 +408,7 @@ def evaluate(
       `with_lm`, which names the model; and how many speakers the model's
       guarantee protects (`public_data.OverlapCounts`), which is also printed.
       It holds transcripts, so the data must be public.
+    compare: Returns lines to print at the end, from the runs and `output_name`.
 
   Returns:
     What was written for each run.
@@ -460,6 +462,8 @@ def evaluate(
       results.append(_results(evaluated, attributes, counts, beam_search))
       files.write_json(os.path.join(run, output_name), results[-1])
   _print_results(runs, results, private)
+  for line in compare(runs, output_name) if compare is not None else ():
+    print(line)
   return results
 
 

@@ -1054,10 +1054,14 @@ def _write_privacy_report(
   training, ledger = opened.training, opened.ledger
   # If the run charges nothing, all its rounds are inherited.
   delta, l2_norm_clip, adaptive_layers = None, None, 0
+  layer_noise, has_layer_clips = {}, False
   if training.sampling is not None:
     query_state = private_rounds.query_state(state.process)
     l2_norm_clip = float(query_state.l2_norm_clip)
     adaptive_layers = np.size(query_state.layer_clips)
+    layer_noise, has_layer_clips = private_rounds.noise_by_layer(
+        state.process, training.sampling
+    )
     # The ledger's rounds may be of a larger, inherited population.
     delta = training.privacy.delta_of(
         training.sampling, ledger.contents.rounds
@@ -1072,6 +1076,8 @@ def _write_privacy_report(
       details=privacy_report.TrainingDetails(
           l2_norm_clip=l2_norm_clip,
           adaptive_layers=adaptive_layers,
+          layer_noise=layer_noise,
+          has_layer_clips=has_layer_clips,
           public_inputs=tuple(inputs),
           public_model=public_model and public_model._asdict(),
           public_check=opened.public.words,
