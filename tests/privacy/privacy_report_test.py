@@ -371,7 +371,10 @@ class ReportTest(parameterized.TestCase):
     report = _report(*groups)
     self.assertEqual(report.noise_over_clip, [2.0, 1.0])
     self.assertAlmostEqual(report.rounds_over_noise, 2.6)
-    self.assertIn('in which rounds have different noise', _joined(report))
+    self.assertIn(
+        'C over the noise of the mean update of all rounds is 2.6 ',
+        _joined(report),
+    )
     # One of them is not known, so the whole is not.
     self.assertIsNone(_report(groups[0], _rounds()).rounds_over_noise)
     # What released no model has no part in it: sqrt(4) / 2.
@@ -398,7 +401,10 @@ class ReportTest(parameterized.TestCase):
     self.assertAlmostEqual(
         report.rounds_over_noise, 2 / (10 * math.sqrt(5 / 4))
     )
-    for words in ('10.6 a round', '10 without correlation', 'take back noise'):
+    for words in (
+        '10.6 a round', '10 without correlation',
+        'C over the noise of the mean update of all rounds is 0.179 ',
+    ):
       self.assertIn(words, _joined(report))
     # As the covariance of longer sequences has it.
     for kind, size in (('min_sep', 10), ('cyclic', 5)):

@@ -367,7 +367,7 @@ class PrivacyReport:
         f'Epsilon: {_epsilon_words(self)}',
         'Noise / C a round: '
         + (', '.join(map(_noise_number, self.noise_over_clip)) or 'no round')
-        + '; sqrt(rounds) / (noise / C): '
+        + f'; {_run_noise_words(self)}: '
         + _noise_number(self.rounds_over_noise),
         *_warnings(self.notes),
         *(other.summary for other in self.other_units),
@@ -780,8 +780,7 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
   if report.rounds_over_noise is not None:
     entries.append((
         'noise of the run',
-        f'sqrt(rounds) / (noise / C) is {report.rounds_over_noise:.3g}'
-        + _mixed_words(report),
+        f'{_run_noise_words(report)} is {report.rounds_over_noise:.3g}',
     ))
   for release, groups in report.releases.items():
     words = _RELEASES[release].format(unit=report.privacy_unit)
@@ -883,17 +882,12 @@ def _noise_words(group: accounting.RoundGroup) -> str:
   return words
 
 
-def _mixed_words(report: PrivacyReport) -> str:
-  """Says what the noise of the whole run is where rounds differ."""
+def _run_noise_words(report: PrivacyReport) -> str:
+  """Says what `rounds_over_noise` is in this report."""
   groups = report.training_rounds
   if len(groups) == 1 and groups[0].strategy is None:
-    return ''
-  return (
-      ': the clip over the norm of the noise on the mean update of all rounds, '
-      'in which '
-      + ('later rounds take back noise of earlier ones'
-         if len(groups) == 1 else 'rounds have different noise')
-  )
+    return 'sqrt(rounds) / (noise / C)'
+  return 'C over the noise of the mean update of all rounds'
 
 
 def _noise_number(value: Optional[float]) -> str:
