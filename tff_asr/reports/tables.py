@@ -34,10 +34,11 @@ PUBLIC_DATA, NOT_PRIVATE = 'public data', 'NOT PRIVATE'
 UNKNOWN = 'not known'
 # Columns on noise.
 NOISE = ('noise / C a round', 'sqrt(rounds) / (noise / C)')
-# Settings in which a private run and the same run without privacy agree.
+# Settings in which a private run and its run without privacy agree. Rates and
+# what is trained may differ, because each run should have those that suit it.
 _OF_TRAINING = (
     'PRIVATE_DIR', 'INIT_FROM_RUN', 'NUM_ROUNDS', 'COHORT_SIZE',
-    'NUM_LOCAL_STEPS', 'CLIENT_LEARNING_RATE', 'SERVER_LEARNING_RATE',
+    'NUM_LOCAL_STEPS',
 )
 # Names of runs and speakers may contain them.
 _CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
