@@ -338,11 +338,19 @@ class Evaluator:
     ]
 
   def _batches(self) -> tf.data.Dataset:
-    examples = tf.data.Dataset.from_tensor_slices(
-        # Sorted, so that batches do not depend on the order of the ids.
-        sorted(self.client_data.client_ids)
-    ).flat_map(self.client_data.serializable_dataset_fn)
-    return self._pipeline.evaluation_batches(examples)
+    return self._pipeline.evaluation_batches(examples_of(self.client_data))
+
+
+def examples_of(
+    client_data: tff.simulation.datasets.ClientData, *, max_each: int = -1
+) -> tf.data.Dataset:
+  """Returns the utterances of all speakers, or the first ones of each."""
+  return tf.data.Dataset.from_tensor_slices(
+      # Sorted, so that batches do not depend on the order of the ids.
+      sorted(client_data.client_ids)
+  ).flat_map(
+      lambda each: client_data.serializable_dataset_fn(each).take(max_each)
+  )
 
 
 def check_corpus(
