@@ -97,14 +97,13 @@ def _private(
   )
 
 
-# All parameters, at the rates, masks and dropout of the seed model.
-_ALL = {'TRAINED_MODEL': '%MODEL', 'FROZEN': ()}
+_ALL = {'TRAINED_MODEL': '%MODEL'}
+# As the seed model is trained.
 _FORMER = {
     **_ALL,
     'AUGMENT': '@spec_augment.build()',
     'DROPOUT': 0.05,
     'LAMB_BETA_1': 0.9,
-    'SERVER_LEARNING_RATE': 0.02,
 }
 _PRIVATE = {
     '2 utterances': _private(
