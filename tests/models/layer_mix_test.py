@@ -175,6 +175,15 @@ class LayerMixTest(parameterized.TestCase):
     self.assertFalse(np.allclose(run(0.5, seeds[0]), run(0.5, seeds[1])))
     np.testing.assert_array_equal(run(0.0, seeds[0]), run(0.0, None))
 
+  def test_dropout_draws_from_a_stream_of_its_own_in_each_layer(self):
+    encoder = _build(num_blocks=3, dropout=0.5)
+    with calls.recorded_seeds() as seeds:
+      calls.apply(encoder, calls.features(1, 6, 12), [6], tf.constant([1, 2]))
+    # Two around the first convolution and one in each block; two seeds are
+    # split: the encoder's and the first convolution's.
+    self.assertLen(seeds, 2 + 3 + 2)
+    self.assertLen(set(seeds), 2 + 3 + 2)
+
   @parameterized.parameters(
       (dict(dim=0), 'dim'),
       (dict(kernel_size=0), 'kernel_size'),
