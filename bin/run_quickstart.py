@@ -143,7 +143,10 @@ _FULL_CORPUS = ('--num_private_utterances=16',)
 # Epsilon 4.94 by PLD, as with 1,000 of 12,000 speakers a round and .8.
 _FULL_SETTINGS = {
     'federated': {'COHORT_SIZE': 3000},
-    'federated_dp': {'COHORT_SIZE': 3000, 'NOISE_MULTIPLIER': 1.356},
+    'federated_dp': {
+        'COHORT_SIZE': 3000, 'NOISE_MULTIPLIER': 1.356, 'SUBSPACE_RANK': 192,
+        'SERVER_LEARNING_RATE': 0.025,
+    },
 }
 # The same noise on the mean as in gin/experiments/quickstart_federated_dp.gin,
 # from fewer speakers, who are too few for a guarantee.
