@@ -68,8 +68,8 @@ _SMALL = flags.DEFINE_bool(
 _FULL = flags.DEFINE_bool(
     'full',
     False,
-    'Twice as many utterances of each private speaker, and cohorts three times '
-    'as large, at the same epsilon: three quarters of an hour, 14 GB.',
+    'Half as many utterances again of each private speaker, and cohorts three '
+    'times as large, at the same epsilon: three quarters of an hour, 10 GB.',
 )
 _TWIN = flags.DEFINE_bool(
     'twin', False, 'Train without privacy, too: no clipping, no noise.'
@@ -139,7 +139,7 @@ _CORPUS = (
     '--voices=clear', '--word_share=0.5', '--num_public_speakers=64',
     '--num_public_utterances=20', '--num_private_utterances=8',
 )
-_FULL_CORPUS = ('--num_private_utterances=16',)
+_FULL_CORPUS = ('--num_private_utterances=12',)
 # Epsilon 4.94 by PLD, as with 1,000 of 12,000 speakers a round and .8.
 _FULL_SETTINGS = {
     'federated': {'COHORT_SIZE': 3000},
