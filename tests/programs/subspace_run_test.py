@@ -253,6 +253,7 @@ class SubspaceRunTest(cases.TestCase):
         atol=1e-6,
     )
 
+  @pytest.mark.slow
   def test_private_evaluations_are_of_the_whole_model(self):
     evaluations = evaluation_rounds.TrainingEvaluation(
         every=1, noise=evaluation_rounds.EvaluationNoise(noise_multiplier=1.0)

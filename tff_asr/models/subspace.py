@@ -274,7 +274,9 @@ def principal_directions(
     Orthonormal columns, float32 [K, r], by falling eigenvalue, the largest
     entry of each positive; and the share of the trace in their eigenvalues.
   """
-  values, vectors = np.linalg.eigh(moment)
+  # Not NumPy's, whose threads spin: 16 s in place of 1 on a busy machine.
+  with tf.device('CPU:0'):
+    values, vectors = (each.numpy() for each in tf.linalg.eigh(moment))
   leading = vectors[:, ::-1][:, :rank]
   # An eigenvector's sign is arbitrary, and LAPACKs differ in it.
   largest = np.argmax(np.abs(leading), axis=0)
