@@ -37,6 +37,7 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.models import ctc
+from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import weights as weights_lib
 
 _REST, _BASIS, _COORDINATES = 'rest', 'basis', 'coordinates'
@@ -67,6 +68,11 @@ class SubspaceModel:
   kernels: tuple[str, ...]
   rank: int
   num_utterances: int = 300
+
+  @property
+  def encoder(self) -> encoder_lib.Encoder:
+    """The encoder of `model`, which takes whole kernels."""
+    return self.model.encoder
 
   @property
   def loss_kernel(self) -> str:
@@ -222,6 +228,8 @@ def fit(
     model: SubspaceModel,
     weights: weights_lib.Weights,
     utterances: Iterable[tf.Tensor],
+    *,
+    feature_dim: int,
 ) -> tuple[weights_lib.Weights, dict[str, float]]:
   """Finds the subspaces of a seed model's kernels on public speech.
 
@@ -229,6 +237,7 @@ def fit(
     model: The model.
     weights: The seed model's weights, float32 by name.
     utterances: Features of each public utterance, float32 [T, F].
+    feature_dim: F.
 
   Returns:
     The weights to train, and by kernel the share of the inputs' squared norm
@@ -238,7 +247,9 @@ def fit(
     ValueError: A chosen kernel is in no convolution or matrix product, or
       inputs are not finite.
   """
-  moments = _input_moments(model, weights, utterances)
+  moments = _input_moments(
+      model, weights, utterances, feature_dim=feature_dim
+  )
   bases, shares = {}, {}
   for name, moment in moments.items():
     if not np.all(np.isfinite(moment)):
@@ -263,7 +274,9 @@ def principal_directions(
     Orthonormal columns, float32 [K, r], by falling eigenvalue, the largest
     entry of each positive; and the share of the trace in their eigenvalues.
   """
-  values, vectors = np.linalg.eigh(moment)
+  # Not NumPy's, whose threads spin: 16 s in place of 1 on a busy machine.
+  with tf.device('CPU:0'):
+    values, vectors = (each.numpy() for each in tf.linalg.eigh(moment))
   leading = vectors[:, ::-1][:, :rank]
   # An eigenvector's sign is arbitrary, and LAPACKs differ in it.
   largest = np.argmax(np.abs(leading), axis=0)
@@ -276,10 +289,18 @@ def _input_moments(
     model: SubspaceModel,
     weights: weights_lib.Weights,
     utterances: Iterable[tf.Tensor],
+    *,
+    feature_dim: int,
 ) -> dict[str, np.ndarray]:
   """Sums X^T X of each kernel, float64 [K, K], over utterances."""
 
-  @tf.function(autograph=False, reduce_retracing=True)
+  @tf.function(
+      input_signature=[
+          weights_lib.tensor_specs(model.model.specs),
+          tf.TensorSpec([None, feature_dim]),
+      ],
+      autograph=False,
+  )
   def moments_of(weights, features):
     model.model.logits(
         weights, features[tf.newaxis], tf.shape(features)[:1]

@@ -151,12 +151,20 @@ class FederatedTraining(
       # The run resumes, with the subspaces that its state holds. Any others
       # will do for the structure of the state.
       return model.initialize(tf.zeros([2], tf.int32))
-    weights, shares = subspace.fit(model, weights, self._public_utterances())
+    weights, shares = subspace.fit(
+        model,
+        weights,
+        self._public_utterances(),
+        feature_dim=self.pipeline.front_end.feature_dim,
+    )
     print(
-        f'subspace: {len(shares)} kernels are trained within {model.rank} '
-        'principal directions of their inputs on public speech, which have '
-        f'{min(shares.values()):.1%} to {max(shares.values()):.1%} of the '
-        f'squared norm: {", ".join(shares)}.'
+        f'subspace: trained within {model.rank} principal directions of their '
+        'inputs on public speech: '
+        + ', '.join(
+            f"{name} ({share:.1%} of the inputs' squared norm)"
+            for name, share in shares.items()
+        )
+        + '.'
     )
     return weights
 
