@@ -39,6 +39,7 @@ from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
 from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
+from tff_asr.programs import update_signal
 from tff_asr.storage import run_dir
 
 # Names of the learning process's exact metrics.
@@ -65,6 +66,8 @@ class FederatedTraining(
     privacy: Budget and keys.
     private_evaluation: Evaluations of the private clients between rounds, or
       None.
+    client_update: What a client does, for `--dry_run`, which measures it on the
+      dev speakers; or None.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -75,6 +78,7 @@ class FederatedTraining(
   scores_run: Optional[str] = None
   privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   private_evaluation: Optional[evaluation_rounds.TrainingEvaluation] = None
+  client_update: Optional[update_signal.ClientUpdate] = None
 
   name = 'federated'
   step_name = 'round'
