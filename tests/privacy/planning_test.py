@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import pathlib
+import re
 from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
+import pytest
 
 from tff_asr.privacy import accounting
 from tff_asr.privacy import planning
@@ -173,7 +176,7 @@ class PlanTest(parameterized.TestCase):
     self.assertEqual(
         [row[-1] for row in table], ['', '', 'recommended', '']
     )
-    self.assertEqual(table[1][:3], ['1,000', '10', '3.162'])
+    self.assertEqual(table[1][:4], ['12,000', '1,000', '10', '3.162'])
 
   def test_a_cheaper_row_of_the_same_share_is_recommended(self):
     plan = _GOAL.plan(cohort_sizes=[12_000], rounds=[10, 20])
@@ -220,15 +223,16 @@ class PlanTest(parameterized.TestCase):
     self.assertIn(
         'With 20 rounds of 100, at this size private training will not help '
         '(share of the gain: 1%, 0% to 13%, extrapolated from runs of a signal '
-        'to noise of 0.5 to 4); with 1,100 people it would gain 50%.',
+        'to noise of 0.5 to 4); 1,100 people, all of them in each round, would '
+        'gain 50%.',
         plan.words,
     )
     plan = _GOAL.plan(cohort_sizes=[1100], rounds=[20], share=0.8)
     # At 3.0.
-    self.assertIn('(50%, 38% to 62%); with 2,200 people it would', plan.words)
+    self.assertIn('(50%, 38% to 62%); 2,200 people, all of them in each', plan.words)
     goal = dataclasses.replace(_GOAL, clients_per_sec=1.0, max_hours=1.0)
     plan = goal.plan(cohort_sizes=[100], rounds=[20])
-    self.assertIn('; no number of people gains 50% in 1 h.', plan.words)
+    self.assertIn('; no number of people and 1 hours would gain 50%.', plan.words)
     self.assertEqual(
         (plan.fields['people'], plan.fields['share']), (None, 0.5)
     )
@@ -242,6 +246,36 @@ class PlanTest(parameterized.TestCase):
     self.assertIn(
         '(50%, 0% to 100%)', planning.expectation(1.5, signal_error=math.inf)
     )
+
+
+class PageTest(parameterized.TestCase):
+
+  @pytest.mark.slow
+  def test_the_rows_of_the_page_are_those_of_the_planner(self):
+    page = pathlib.Path(__file__).parents[2] / 'docs' / 'planning.md'
+    rows = re.findall(
+        r'^\| ([\d,]+) +\| ([\d,]+) +\| (\d+) +\| ([\d.]+) +\| ([\d.]+) +'
+        r'\| ([\d.]+) +\| ([\d.]+) +\| - +\| (\d+)% ',
+        page.read_text('utf-8'),
+        re.MULTILINE,
+    )
+    self.assertLen(rows, 12)
+    for people, cohort_size, rounds, *texts in rows:
+      goal = planning.Goal(
+          num_people=int(people.replace(',', '')),
+          num_parameters=628_448,
+          signal=float(texts[2]),
+          epsilon=1.0,
+      )
+      run = goal.run(
+          cohort_size=int(cohort_size.replace(',', '')), num_rounds=int(rounds)
+      )
+      found = (
+          f'{run.noise_multiplier:.3f}', f'{run.noise:.2g}',
+          f'{run.signal:.3f}', f'{run.signal_to_noise:.2f}',
+          f'{100 * planning.fit_curve().share(run.signal_to_noise):.0f}',
+      )
+      self.assertEqual(found, tuple(texts))
 
 
 class SignalTest(parameterized.TestCase):

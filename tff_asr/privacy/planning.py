@@ -419,14 +419,15 @@ class Plan:
     """Returns a row for each run."""
     return [
         [
-            'cohort', 'rounds', 'z', 'noise / C', 'signal / C',
+            'people', 'cohort', 'rounds', 'z', 'noise / C', 'signal / C',
             'signal to noise', 'hours', 'share of the gain', '',
         ],
         *(
             [
-                f'{run.cohort_size:,}', f'{run.num_rounds:,}',
-                f'{run.noise_multiplier:.3f}', f'{run.noise:.2f}',
-                f'{run.signal:.3f}', f'{run.signal_to_noise:.2f}',
+                f'{self.goal.num_people:,}', f'{run.cohort_size:,}',
+                f'{run.num_rounds:,}', f'{run.noise_multiplier:.3f}',
+                f'{run.noise:.2g}', f'{run.signal:.3f}',
+                f'{run.signal_to_noise:.2f}',
                 '-' if hours is None else f'{hours:.2g}',
                 f'{fit_curve().share(run.signal_to_noise):.0%}',
                 'recommended' if run is self.best else '',
@@ -447,12 +448,13 @@ class Plan:
     )
     if self.share is None:
       return f'{text}.'
-    hours = '' if goal.max_hours is None else f' in {goal.max_hours:g} h'
+    limit = ', all of them in each round,'
+    if goal.max_hours is not None:
+      limit = f' and {goal.max_hours:g} hours'
     if self.people is None:
-      return f'{text}; no number of people gains {self.share:.0%}{hours}.'
+      return f'{text}; no number of people{limit} would gain {self.share:.0%}.'
     return (
-        f'{text}; with {self.people:,} people it would gain '
-        f'{self.share:.0%}{hours}.'
+        f'{text}; {self.people:,} people{limit} would gain {self.share:.0%}.'
     )
 
   @property

@@ -132,7 +132,7 @@ def _expectation(
       run.signal_to_noise, signal_error=signal.law.relative_error
   )
   rows['signal / C'] = (
-      f'{run.signal:.3g} for {of_dev.num_utterances} utterances a person, as of '
+      f'{run.signal:.3g} for {of_dev.num_utterances} utterances a person, by '
       f'{of_dev.num_people} dev speakers; it grows with the root of that number'
   )
   rows['forecast'] = (
