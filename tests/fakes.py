@@ -205,10 +205,10 @@ def pld_once() -> contextlib.AbstractContextManager[Any]:
   """A patch: epsilon by PLD is computed once for the same rounds and delta."""
   compute, found = accounting.epsilon_by_pld, {}
 
-  def epsilon_by_pld(rounds, *, delta):
-    key = pickle.dumps(rounds), delta
+  def epsilon_by_pld(rounds, *, delta, **step):
+    key = pickle.dumps((rounds, delta, step))
     if key not in found:
-      found[key] = compute(rounds, delta=delta)
+      found[key] = compute(rounds, delta=delta, **step)
     return found[key]
 
   return mock.patch.object(accounting, 'epsilon_by_pld', epsilon_by_pld)

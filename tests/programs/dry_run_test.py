@@ -78,10 +78,16 @@ class DryRunTest(cases.TestCase):
       evaluations = group(noise_multiplier=20.0, count=count // 10)
       return accounting.epsilon([rounds, evaluations], delta=1e-5)
 
+    (count,) = map(
+        lambda found: int(found.replace(',', '')),
+        re.findall(r'parameters: +([\d,]+)', finished.stdout),
+    )
     last = max(count for count in range(1, 51) if epsilon(count) <= 1)
     self.assertLess(last, 50)
     for part in (
-        'data:         3 speakers, 4 utterances, 0.0 h (',
+        # What private people said is private; sqrt(D) 10 / 2.
+        f'noise / C:    {5 * count**0.5:.3g} on the mean of each round, all ',
+        f'data:         3 speakers ({self.path("shards")})\n',
         'nothing was trained or written',
         'parameters:',
         '3 kept',
@@ -109,7 +115,7 @@ class DryRunTest(cases.TestCase):
     )
     self.assertNotIn('NOT PRIVATE', finished.stdout)
     self.assertNotIn('NUM_ROUNDS', finished.stdout)
-    self.assertLessEqual(finished.stdout.count('\n'), 11)
+    self.assertLessEqual(finished.stdout.count('\n'), 12)
 
   def test_central_training_is_described(self):
     model = fakes.tiny_model(num_blocks=1)

@@ -10,7 +10,7 @@ floating-point sums, which no report here covers.
 """
 
 import collections
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import dp_accounting
 import numpy as np
@@ -39,7 +39,13 @@ class AccountedFactory(tff.aggregators.WeightedAggregationFactory):
   """A factory that claims a guarantee: its processes say what a round costs.
 
   The state of its processes is a `State`.
+
+  Attributes:
+    build_query: Builds the query that clips an update, where the server adds
+      the noise; else None.
   """
+
+  build_query: Optional[queries.BuildQuery] = None
 
 
 def create_weighted_process(

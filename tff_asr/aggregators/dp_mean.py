@@ -99,13 +99,13 @@ class _DpMean(aggregation.AccountedFactory):
   """See `build`."""
 
   def __init__(self, build_query: queries.BuildQuery, cohort_size: float):
-    self._build_query = build_query
+    self.build_query = build_query
     self._cohort_size = cohort_size
 
   def create(
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    query = self._build_query(_record_specs(value_type))
+    query = self.build_query(_record_specs(value_type))
 
     # Weights that depend on data would change the sensitivity.
     def clip(params, value, unused_weight):

@@ -4,6 +4,7 @@ Everything that a run checks before its first round is checked. The learning
 process is initialized, which determines its noise and its state's size.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -17,10 +18,12 @@ from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
+from tff_asr.privacy import planning
 from tff_asr.privacy import privacy_report
 from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
+from tff_asr.programs import update_signal
 
 
 async def describe(
@@ -42,8 +45,12 @@ async def describe(
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
   plain_specs = subspace.plain_model(training.model).specs
-  rows = {'data': _data(training.client_data)}
+  shows_exact = training.privacy.exact_metrics or not _claims_epsilon(
+      training, prepared
+  )
+  rows = _expectation(training, prepared)
   rows |= {
+      'data': _data(training.client_data, shows_exact=shows_exact),
       'parameters': f'{weights_lib.num_parameters(plain_specs):,}',
       'saved states': _saved_states(training.settings, state_bytes),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
@@ -72,16 +79,101 @@ async def describe(
   ])
 
 
-def _data(client_data: tff.simulation.datasets.ClientData) -> str:
-  """Speakers, and how much they said where a corpus states it."""
+def _claims_epsilon(
+    training: training_loop.TrainingRun, prepared: training_loop.Prepared
+) -> bool:
+  """Whether the run is charged, with noise, and nothing invalidates that."""
+  return prepared.inherited is not None and not _invalidations(
+      training, prepared
+  ) and private_rounds.has_secret_noise(
+      prepared.process_state, training.privacy
+  )
+
+
+def _expectation(
+    training: training_loop.TrainingRun, prepared: training_loop.Prepared
+) -> dict[str, str]:
+  """Noise and, if public people are there to measure, signal, over the clip."""
+  state = prepared.process_state
+  if not _claims_epsilon(training, prepared):
+    return {}
+  group = private_rounds.cost(state, training.sampling)
+  frozen = process_lib.frozen_layers(state)
+  run = planning.PlannedRun(
+      cohort_size=group.sampling.cohort_size,
+      num_rounds=training.total_rounds,
+      noise_multiplier=float(
+          private_rounds.query_state(state).noise_multiplier
+      ),
+      num_parameters=weights_lib.num_parameters(
+          weights_lib.without(frozen, training.model.specs)
+      ),
+      signal=1.0,
+  )
+  words = f'{run.noise:.3g} on the mean of each {training.step_name}'
+  if group.strategy is not None:
+    return {'noise / C': f'{words}, of which later ones take back a part'}
+  rows = {'noise / C': f'{words}, all its elements together'}
+  update = getattr(training, 'client_update', None)
+  people = training.evaluator and training.evaluator.client_data
+  if (
+      update is None
+      or not update.has_clip
+      or training.init_from_run is None
+      or not isinstance(people, client_data_lib.SpeechClientData)
+      or len(people.client_ids) < 2
+  ):
+    return rows
+  # Of dev people: private ones must not be looked at.
+  signal = update_signal.measure(
+      update, weights=state.global_model_weights, client_data=people
+  )
+  of_dev = signal.measured[-1]
+  run = dataclasses.replace(
+      run, signal=signal.law.signal(of_dev.num_utterances)
+  )
+  expectation = planning.expectation(
+      run.signal_to_noise, signal_error=signal.law.relative_error
+  )
+  rows['signal / C'] = (
+      f'{run.signal:.3g} for {of_dev.num_utterances} utterances a person, by '
+      f'{of_dev.num_people} dev speakers; it grows with the root of that number'
+  )
+  rows['forecast'] = (
+      f'{run.num_rounds:,} {training.step_name}s have a signal to noise of '
+      f'{run.signal_to_noise:.2g}: {expectation}. See bin/plan.py.'
+  )
+  return rows
+
+
+def _data(
+    client_data: tff.simulation.datasets.ClientData, *, shows_exact: bool
+) -> str:
+  """Speakers, and how much they said where a corpus states it.
+
+  Where an epsilon is claimed, the number of people alone is public.
+  """
   text = f'{len(client_data.client_ids):,} speakers'
   corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     return text
+  if not shows_exact:
+    return f'{text} ({corpus.path})'
   hours = corpus.num_samples / corpus.sample_rate_hz / 3600
   return (
       f'{text}, {corpus.num_utterances:,} utterances, {hours:,.1f} h '
       f'({corpus.path})'
+  )
+
+
+def _invalidations(
+    training: training_loop.TrainingRun, prepared: training_loop.Prepared
+) -> tuple[str, ...]:
+  """Why no epsilon holds whatever the noise; () if it does."""
+  return (
+      *prepared.inherited.invalidations,
+      *training.privacy.invalidations,
+      *prepared.public.invalidations,
   )
 
 
@@ -99,13 +191,8 @@ def _epsilon(
     training: training_loop.TrainingRun, prepared: training_loop.Prepared
 ) -> str:
   """Epsilon at the end, and the round at which a target ends the run."""
-  state, inherited, public, evaluations = prepared
-  invalidations = (
-      *inherited.invalidations,
-      *training.privacy.invalidations,
-      *public.invalidations,
-  )
-  if invalidations:
+  state, inherited, _, evaluations = prepared
+  if invalidations := _invalidations(training, prepared):
     return f'infinite, NOT PRIVATE: {"; ".join(invalidations)}.'
   settings, sampling = training.privacy, training.sampling
   target, last = settings.target_epsilon, training.total_rounds

@@ -13,7 +13,7 @@ released models and the ledger, and may be published with the model.
 docs/metrics.md lists them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import math
@@ -42,6 +42,7 @@ from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
 from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
+from tff_asr.programs import update_signal
 from tff_asr.storage import run_dir
 
 # Names of the learning process's exact metrics.
@@ -68,6 +69,8 @@ class FederatedTraining(
     privacy: Budget and keys.
     private_evaluation: Evaluations of the private clients between rounds, or
       None.
+    client_update: What a client does, for `--dry_run`, which measures it on the
+      dev speakers; or None.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -78,6 +81,7 @@ class FederatedTraining(
   scores_run: Optional[str] = None
   privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   private_evaluation: Optional[evaluation_rounds.TrainingEvaluation] = None
+  client_update: Optional[update_signal.ClientUpdate] = None
 
   name = 'federated'
   step_name = 'round'
@@ -151,11 +155,11 @@ class FederatedTraining(
       # The run resumes, with the subspaces that its state holds. Any others
       # will do for the structure of the state.
       return model.initialize(tf.zeros([2], tf.int32))
-    weights, shares = subspace.fit(
+    weights, shares = evaluation.fit_subspace(
         model,
         weights,
-        self._public_utterances(),
-        feature_dim=self.pipeline.front_end.feature_dim,
+        pipeline=self.pipeline,
+        client_data=self.evaluator.client_data,
     )
     print(
         f'subspace: trained within {model.rank} principal directions of their '
@@ -167,16 +171,6 @@ class FederatedTraining(
         + '.'
     )
     return weights
-
-  def _public_utterances(self) -> Iterator[tf.Tensor]:
-    """Yields features of some dev utterances, of all speakers, in order."""
-    data, count = self.evaluator.client_data, self.model.num_utterances
-    examples = evaluation.examples_of(
-        data, max_each=-(-count // len(data.client_ids))
-    ).take(count)
-    for batch in self.pipeline.evaluation_batches(examples):
-      for features, length in zip(batch['features'], batch['feature_lengths']):
-        yield features[:length]
 
   async def init_process_state(self) -> process_lib.State:
     # Calls of TFF computations return awaitables from here on. Not within
