@@ -19,8 +19,8 @@ Example:
   bin/quickstart
   bin/quickstart --twin           # also the same without privacy
   bin/quickstart --small          # two minutes: too few speakers for privacy
-  bin/quickstart --full           # three quarters of an hour: more utterances a
-                                  # speaker and larger cohorts, equal epsilon
+  bin/quickstart --full           # 25 minutes more: cohorts three times as large,
+                                  # at equal epsilon
   bin/quickstart --real           # recorded speech: AN4, fetched
   bin/quickstart --real=an4       # the same, from a folder or an archive
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
@@ -68,8 +68,8 @@ _SMALL = flags.DEFINE_bool(
 _FULL = flags.DEFINE_bool(
     'full',
     False,
-    'Half as many utterances again of each private speaker, and cohorts three '
-    'times as large, at the same epsilon: three quarters of an hour, 10 GB.',
+    'Train with cohorts three times as large, at the same epsilon, which takes '
+    'three times as long. Data and seed are those of a default run.',
 )
 _TWIN = flags.DEFINE_bool(
     'twin', False, 'Train without privacy, too: no clipping, no noise.'
@@ -92,14 +92,10 @@ _SOURCE = flags.DEFINE_string(
     'and *.trans.txt) or of AN4; by default speech is generated.',
 )
 _DATA_DIR = flags.DEFINE_string(
-    'data_dir',
-    'quickstart_data',
-    'Where the corpus and its shards go; another folder with --full.',
+    'data_dir', 'quickstart_data', 'Where the corpus and its shards go.'
 )
 _RUNS_DIR = flags.DEFINE_string(
-    'runs_dir',
-    'quickstart_runs',
-    'Where the trained models go; another folder with --full.',
+    'runs_dir', 'quickstart_runs', 'Where the trained models go.'
 )
 
 _BIN = os.path.dirname(os.path.abspath(__file__))
@@ -112,12 +108,14 @@ _LABELS = {
     'seed': 'seed',
     'control': 'control',
     'federated_dp': 'federated + DP',
+    'federated_dp_full': 'federated + DP, 3,000 a round',
     'federated': 'no DP',
 }
 _TITLES = {
     'seed': 'seed: the public speakers train a model',
     'control': 'control: the same speakers train it further',
     'federated_dp': 'federated + DP: the private speakers train the seed',
+    'federated_dp_full': 'the same with 3,000 a round, at the same epsilon',
     'federated': 'no DP: the same without clipping and noise',
 }
 # Names of experiments in gin/experiments: of a model from scratch, and of a
@@ -125,6 +123,7 @@ _TITLES = {
 _EXPERIMENTS = {
     'scratch': {
         **{run: f'quickstart_{run}' for run in _LABELS},
+        'federated_dp_full': 'quickstart_federated_dp',
         'evaluate': 'quickstart_evaluate',
     },
     'real': {
@@ -139,14 +138,10 @@ _CORPUS = (
     '--voices=clear', '--word_share=0.5', '--num_public_speakers=64',
     '--num_public_utterances=20', '--num_private_utterances=8',
 )
-_FULL_CORPUS = ('--num_private_utterances=12',)
 # Epsilon 4.94 by PLD, as with 1,000 of 12,000 speakers a round and .8.
 _FULL_SETTINGS = {
-    'federated': {'COHORT_SIZE': 3000},
-    'federated_dp': {
-        'COHORT_SIZE': 3000, 'NOISE_MULTIPLIER': 1.356, 'SUBSPACE_RANK': 192,
-        'SERVER_LEARNING_RATE': 0.025,
-    },
+    'COHORT_SIZE': 3000, 'NOISE_MULTIPLIER': 1.356, 'SUBSPACE_RANK': 192,
+    'SERVER_LEARNING_RATE': 0.025,
 }
 # The same noise on the mean as in gin/experiments/quickstart_federated_dp.gin,
 # from fewer speakers, who are too few for a guarantee.
@@ -185,8 +180,6 @@ _REFERENCE_STEP_SEC = 0.03
 _REFERENCE_SEC = {
     'scratch': {'speech': 89, 'seed': 74, 'control': 23, 'federated_dp': 298,
                 'federated': 298, 'evaluate': 72},
-    'full': {'speech': 89, 'seed': 74, 'control': 23, 'federated_dp': 298,
-             'federated': 298, 'evaluate': 72},
     'small': {'speech': 16, 'seed': 25, 'control': 17, 'federated_dp': 38,
               'federated': 38, 'evaluate': 94},
     'real': {'speech': 90, 'seed': 60, 'control': 20, 'federated_dp': 60,
@@ -233,7 +226,8 @@ class _Plan:
 
 def main(_) -> None:
   _check_flags()
-  runs = [run for run in _LABELS if run != 'federated' or _TWIN.value]
+  wanted = {'federated_dp_full': _FULL.value, 'federated': _TWIN.value}
+  runs = [run for run in _LABELS if wanted.get(run, True)]
   plan = _make_plan(runs)
   plan.begin('speech', 'speech')
   shards = _make_shards()
@@ -255,11 +249,6 @@ def main(_) -> None:
 
 def _check_flags() -> None:
   """Raises ValueError for flags that cannot be used."""
-  if _FULL.value:
-    # The population of a default run has other utterances.
-    for flag in (_DATA_DIR, _RUNS_DIR):
-      if not flag.present:
-        flags.FLAGS[flag.name].value = f'{flag.default}_full'
   checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
   if _FULL.value and (_SMALL.value or _REAL.value or _SOURCE.value):
     raise ValueError('--full is for generated speech, without --small.')
@@ -283,7 +272,7 @@ def _make_plan(runs: Sequence[str]) -> _Plan:
       feature_dim=80,
       batch_sec=20.0,
   )
-  seconds = _REFERENCE_SEC[_size()]
+  seconds = _REFERENCE_SEC['small' if _SMALL.value else _kind()]
   slower = step_sec / _REFERENCE_STEP_SEC
   plan = _Plan({
       phase: 0.0 if _is_done(phase) else slower * seconds[phase]
@@ -311,13 +300,6 @@ def _is_done(phase: str) -> bool:
 def _kind() -> str:
   """Key of `_EXPERIMENTS`."""
   return 'real' if _REAL.value else 'scratch'
-
-
-def _size() -> str:
-  """Key of `_REFERENCE_SEC`."""
-  if _SMALL.value:
-    return 'small'
-  return 'full' if _FULL.value else _kind()
 
 
 def _print_tables(rows: Mapping[str, tables.Row]) -> None:
@@ -426,8 +408,7 @@ def _make_audio() -> dict[str, str]:
   if source is None:
     _run('-m', 'data_tools.synthetic_population', f'--output_dir={folder}',
          *_CORPUS,
-         *(_SMALL_CORPUS if _SMALL.value else ()),
-         *(_FULL_CORPUS if _FULL.value else ()))
+         *(_SMALL_CORPUS if _SMALL.value else ()))
     return {part: os.path.join(folder, part) for part in _PARTS}
   source = os.path.abspath(source)
   tool, parent, split = 'an4', source, 'train'
@@ -501,8 +482,8 @@ def _train(run: str, shards: Mapping[str, str]) -> None:
     settings |= _source_settings(run, shards)
   elif _SMALL.value:
     settings |= _SMALL_SETTINGS[run]
-  elif _FULL.value:
-    settings |= _FULL_SETTINGS.get(run, {})
+  elif run == 'federated_dp_full':
+    settings |= _FULL_SETTINGS
   _run(
       os.path.join(
           _BIN, 'train_central.py' if is_central else 'train_federated.py'
