@@ -19,6 +19,7 @@ from tests import cases
 from tests.bin import in_process
 from tests.bin import programs
 from tests.reports import run_folders
+from tff_asr.privacy import accounting
 from tff_asr.programs import trial
 
 _PROGRAM = 'bin/run_quickstart.py'
@@ -127,6 +128,48 @@ class QuickstartTest(cases.TestCase):
         ['evaluate.py'],
     ])
     self.assertIn('runs/federated_dp is there.\n', finished.stdout)
+
+  def test_full_adds_a_private_run_of_equal_epsilon(self):
+    started = _Programs()
+    finished = self.run_program('--full', programs_started=started)
+    self.assertEqual(finished.code, 0, finished.stderr)
+    runs = {}
+    for command in started.commands:
+      if command[0].endswith('train_federated.py'):
+        settings = dict(
+            each.removeprefix('--gin_param=').split(' = ', 1)
+            for each in command if each.startswith('--gin_param=')
+        )
+        folder = command[1].removeprefix('--output_dir=')
+        runs[os.path.basename(folder)] = settings
+    self.assertEqual([*runs], ['federated_dp', 'federated_dp_full'])
+    self.assertNotIn('COHORT_SIZE', runs['federated_dp'])
+    full = runs['federated_dp_full']
+    # The default run's: 1,000 of 12,000, z .8, 20 rounds.
+    epsilons = [
+        accounting.epsilon_by_pld(
+            [accounting.RoundGroup(
+                sampling=accounting.Sampling(
+                    kind='poisson', cohort_size=size, population=12_000
+                ),
+                noise_multiplier=z,
+                count=20,
+            )],
+            delta=1e-5,
+        )[0]
+        for size, z in (
+            (1000, 0.8),
+            (int(full['COHORT_SIZE']), float(full['NOISE_MULTIPLIER'])),
+        )
+    ]
+    self.assertAlmostEqual(*epsilons, delta=0.01)
+
+  def test_full_is_for_the_whole_population(self):
+    finished = self.run_program(
+        '--full', '--small', programs_started=_Programs()
+    )
+    self.assertEqual(finished.code, 1)
+    self.assertIn('--full is for generated speech', finished.stderr)
 
   def test_a_program_that_fails_ends_it_with_its_code(self):
     started = _Programs(fails='train_federated')
