@@ -37,7 +37,7 @@ _SAMPLING = flags.DEFINE_enum(
     'How cohorts are drawn; full: all clients in each round.',
 )
 _ACCOUNTANT = flags.DEFINE_enum(
-    'accountant', None, accounting.ACCOUNTANTS, 'By default rdp; both of a run.'
+    'accountant', None, accounting.ACCOUNTANTS, 'By default the better one.'
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'json'], 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
@@ -76,7 +76,7 @@ def main(_) -> None:
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
         sampling=_SAMPLING.value,
-        delta=_DELTA.value, accountant=_ACCOUNTANT.value or 'rdp',
+        delta=_DELTA.value, accountant=_ACCOUNTANT.value,
     )
   reports = [report, *privacy_report.extrapolate(
       report,

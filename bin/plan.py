@@ -34,7 +34,9 @@ _UTTERANCES = flags.DEFINE_integer(
     'num_utterances', None, 'Utterances a person, for --run.', lower_bound=1
 )
 _RUN = flags.DEFINE_string('run', None, 'Folder of the seed run.')
-_PUBLIC_DIR = flags.DEFINE_string('public_dir', None, 'Their shards, for --run.')
+_PUBLIC_DIR = flags.DEFINE_string(
+    'public_dir', None, 'Shards of public people, for --run.'
+)
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'Of the planned run.')
 _GIN_PARAM = flags.DEFINE_multi_string('gin_param', [], 'Override of it.')
 _PARAMETERS = flags.DEFINE_integer(

@@ -33,7 +33,13 @@ class ComputeEpsilonTest(cases.TestCase):
 
   def test_json_of_the_paper_s_headline(self):
     found = self.fields('--sigma_mean=3e-6', *_HEADLINE)
-    self.assertAlmostEqual(found['epsilon'], 7.22, delta=0.005)
+    self.assertAlmostEqual(found['epsilon_rdp'], 7.22, delta=0.005)
+    # PLD leads, and the paper's accountant can be asked for.
+    self.assertAlmostEqual(found['epsilon_pld'], 6.29, delta=0.005)
+    self.assertEqual(found['epsilon'], found['epsilon_pld'])
+    by_rdp = self.fields('--sigma_mean=3e-6', '--accountant=rdp', *_HEADLINE)
+    self.assertEqual(by_rdp['epsilon'], found['epsilon_rdp'])
+    self.assertIsNone(by_rdp['epsilon_pld'])
     (group,) = found['groups']
     self.assertAlmostEqual(group['noise_multiplier'], 0.6144)
     self.assertEqual(found['neighbouring_relation'], 'add_or_remove_one')

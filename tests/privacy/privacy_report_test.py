@@ -490,6 +490,26 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertEqual(rounds.rounds[0].count, 1000)
 
+  def test_pld_leads_and_rdp_stands_beside_it(self):
+    plan = dict(target_epsilon=4.0, rounds=20) | _PLAN
+    of_rdp, found = (
+        privacy_report.plan(accountant=accountant, **plan)
+        for accountant in ('rdp', None)
+    )
+    self.assertEqual(found.epsilon, found.epsilon_pld)
+    self.assertBetween(found.epsilon, 0.998 * 4, 4)
+    self.assertGreater(found.epsilon_rdp, 4)
+    noise, of_rdp = (
+        report.rounds[0].noise_multiplier for report in (found, of_rdp)
+    )
+    self.assertBetween(of_rdp / noise, 1.05, 1.2)
+    # It does not take these cohorts.
+    fixed = privacy_report.plan(
+        accountant=None, sampling='fixed_size', **plan
+    )
+    self.assertIsNone(fixed.epsilon_pld)
+    self.assertLessEqual(fixed.epsilon, 4)
+
   def test_settings_reach_the_accounting(self):
     plan = dict(noise_multiplier=1.0, rounds=1000, **_PLAN)
     fixed = privacy_report.plan(sampling='fixed_size', **plan)

@@ -163,7 +163,8 @@ def rounds_for_epsilon(
     accountant: 'rdp' or 'pld'.
 
   Returns:
-    The number of rounds; 0 if one round costs more than the target.
+    The number of rounds; 0 if one round costs more than the target. With PLD,
+    a few may be missing of thousands, as its search has a coarser grid.
 
   Raises:
     ValueError: If an argument is out of range, PLD does not take the sampling,
@@ -258,14 +259,11 @@ def _cost(
   orders = tuple(
       order for order in orders or accounting.ORDERS if order <= highest
   )
-  # A grid of up to 30 times the step gives an upper bound, too, and searches
-  # take 10 to 30 times less time; about a thousandth of the target is lost.
-  multiple = max(1, min(30, int(10 * target_epsilon)))
 
   def cost(rounds: Sequence[accounting.RoundGroup]) -> float:
     if accountant == 'pld':
       found, obstacle = accounting.epsilon_by_pld(
-          rounds, delta=delta, step=multiple * accounting.PLD_STEP
+          rounds, delta=delta, step=accounting.search_step(target_epsilon)
       )
       if found is not None:
         return found

@@ -462,7 +462,7 @@ def plan(
     rounds: Optional[int] = None,
     delta: Optional[float] = None,
     sampling: str = 'poisson',
-    accountant: str = 'rdp',
+    accountant: Optional[str] = 'rdp',
 ) -> PrivacyReport:
   """Finds the third of noise, epsilon and rounds from the other two.
 
@@ -474,7 +474,8 @@ def plan(
     rounds: Number of rounds.
     delta: In (0, 1); None: 1 / (10 population).
     sampling: See `accounting`.
-    accountant: 'rdp' or 'pld'.
+    accountant: 'rdp' or 'pld'; None: the search is by PLD where it takes the
+      sampling, and the report has both.
 
   Returns:
     A report with an epsilon of at most `target_epsilon`.
@@ -500,7 +501,8 @@ def plan(
   # As `delta_or_default`, before there are rounds.
   if delta is None:
     delta = 0.1 / population
-  target = dict(sampling=how, delta=delta, accountant=accountant)
+  search = accountant or ('rdp' if sampling == 'fixed_size' else 'pld')
+  target = dict(sampling=how, delta=delta, accountant=search)
   if noise_multiplier is None:
     noise_multiplier = calibration.noise_multiplier_for_epsilon(
         target_epsilon, rounds=rounds, **target

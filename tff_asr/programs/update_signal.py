@@ -232,8 +232,8 @@ def measure(
   ids = generator.permutation(client_data.client_ids)[:most]
   if len(ids) < 2:
     raise ValueError(
-        f'{client_data.corpus.path} has {len(ids)} speakers: a mean over people '
-        'needs more.'
+        f'{client_data.corpus.path} has {len(ids)} speakers: a mean over '
+        'people needs more.'
     )
   rows = [
       records.locations_of(client) for client in client_data.locate_clients(ids)
