@@ -7,10 +7,9 @@ outputs, becomes
 
 where only theta is trained: `rest` and U do not change. Clip and noise then are
 of r M coordinates in place of K M weights, and the norm of the noise is
-sqrt(r / K) of what it was. U is found before the first round from public
-data only (`fit`): its columns are the leading eigenvectors of X^T X, X the
-inputs of the kernel on public speech, along which a kernel can change outputs
-most. theta begins as U^T W0 and rest as W0 - U U^T W0, W0 the seed model's
+sqrt(r / K) of what it was. U is found before the first round from public data
+only (`fit`): its columns are the leading eigenvectors of X^T X, X the inputs of
+the kernel on public speech, along which a kernel can change outputs most. theta begins as U^T W0 and rest as W0 - U U^T W0, W0 the seed model's
 kernel, so that the model begins as the seed model, and the norm of theta, which
 LAMB's trust ratio takes, is that of the part of W0 that is trained.
 
@@ -341,7 +340,8 @@ def _weight_of(tensor: tf.Tensor) -> tf.Tensor:
 
 def _input_rows(op: tf.Operation) -> tf.Tensor:
   """What a product multiplies its kernel with, as rows [N, K]."""
-  inputs, kernel = op.inputs
+  kernel = op.inputs[1]
+  inputs = tf.cast(op.inputs[0], tf.float32)
   if op.type == 'Conv2D':
     height, width, _, _ = kernel.shape
     inputs = tf.image.extract_patches(
