@@ -178,8 +178,8 @@ _INTERRUPTED = 130
 # from an idle machine on which it took .02 s; of `real`, from processor time.
 _REFERENCE_STEP_SEC = 0.03
 _REFERENCE_SEC = {
-    'scratch': {'speech': 89, 'seed': 74, 'control': 23, 'federated_dp': 298,
-                'federated': 298, 'evaluate': 72},
+    'scratch': {'speech': 170, 'seed': 80, 'control': 25, 'federated_dp': 590,
+                'federated_dp_full': 1770, 'federated': 590, 'evaluate': 72},
     'small': {'speech': 16, 'seed': 25, 'control': 17, 'federated_dp': 38,
               'federated': 38, 'evaluate': 94},
     'real': {'speech': 90, 'seed': 60, 'control': 20, 'federated_dp': 60,

@@ -126,11 +126,18 @@ def _expectation(
     return rows
   # Of dev people: private ones must not be looked at.
   signal = update_signal.measure(
-      update, weights=state.global_model_weights, client_data=people
+      update,
+      weights=subspace.plain_weights(
+          training.model, state.global_model_weights
+      ),
+      client_data=people,
   )
   of_dev = signal.measured[-1]
   run = dataclasses.replace(
-      run, signal=signal.law.signal(of_dev.num_utterances)
+      run,
+      # A subspace gains less than its noise falls: docs/planning.md.
+      num_parameters=weights_lib.num_parameters(update.trained),
+      signal=signal.law.signal(of_dev.num_utterances),
   )
   expectation = planning.expectation(
       run.signal_to_noise, signal_error=signal.law.relative_error
