@@ -1,12 +1,11 @@
 """Recipes of heads on a public encoder, which the suites share."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments import design
 
 PRETRAINED = 'whisper-tiny.en'
-# Of AN4's head.
+# Of the head of one convolution, which AN4's report is about.
 NUM_PARAMETERS = 249_762
 
 
@@ -25,26 +24,18 @@ class Heads(NamedTuple):
 
 
 def recipes(
-    corpus: str,
-    *,
-    shards: str,
-    settings: Mapping[str, Any] = {},
-    parent_by_seed: bool = False,
+    corpus: str, *, shards: str, parent_by_seed: bool = False
 ) -> Heads:
   """Recipes of gin/experiments/CORPUS_whisper_*.gin.
 
   Args:
     corpus: Begins the experiments' names.
     shards: Names of the folders of features, as `design.Suite.shards`.
-    settings: Macros of the model to gin values.
     parent_by_seed: As of `design.Recipe`.
   """
   name = f'{corpus}_whisper'
   model = design.Model(
-      settings=settings,
-      evaluation=f'{name}_evaluate',
-      shards=shards,
-      pretrained=PRETRAINED,
+      evaluation=f'{name}_evaluate', shards=shards, pretrained=PRETRAINED
   )
   seed = design.Recipe(
       name='head',
