@@ -13,6 +13,8 @@ from tff_asr import launch
 
 launch.install_early_sigint(__name__)
 
+from collections.abc import Sequence
+import contextlib
 import functools
 
 from absl import flags
@@ -23,6 +25,7 @@ from tff_asr import config
 from tff_asr.execution import devices
 from tff_asr.programs import evaluation
 from tff_asr.programs import private_evaluation
+from tff_asr.reports import tables
 
 flags.adopt_module_key_flags(configuration)
 _PRIVATE = flags.DEFINE_bool(
@@ -31,6 +34,17 @@ _PRIVATE = flags.DEFINE_bool(
     'Evaluate under differential privacy, as set by '
     'gin/programs/private_evaluation.gin.',
 )
+
+
+def _compare(runs: Sequence[str], evaluation_name: str) -> list[str]:
+  """Returns what share of the gain without privacy private runs have."""
+  # A share needs three runs; one may be a folder that only has a model.
+  with contextlib.suppress(ValueError):
+    if len(runs) > 2:
+      return tables.shares_of_gain(
+          tables.parse(runs, evaluation=evaluation_name)
+      )
+  return []
 
 
 def main(_) -> None:
@@ -42,7 +56,7 @@ def main(_) -> None:
     # A core for each of the batches that are decoded at once.
     devices.share_cores()
     evaluate_runs = config.bind(evaluation.evaluate, **chosen)
-    evaluate_runs()
+    evaluate_runs(compare=_compare)
 
 
 if __name__ == '__main__':

@@ -52,7 +52,7 @@ _MAX_HOURS = flags.DEFINE_float('max_hours', None, 'Longest training.')
 _COHORT_SIZES = flags.DEFINE_list(
     'cohort_sizes', [], 'By default 300, 1,000 and so on, and everyone.'
 )
-_ROUNDS = flags.DEFINE_list('rounds', [], 'By default 10, 20, 40 and 100.')
+_ROUNDS = flags.DEFINE_list('rounds', [], 'By default 20, 40 and 100.')
 _SHARE = flags.DEFINE_float(
     'share', None, 'Say how many people this share of the gain needs.'
 )

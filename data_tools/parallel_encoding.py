@@ -24,6 +24,9 @@ from data_tools import utterances
 TASK_SIZE = 16  # Utterances of a few seconds.
 _TASKS_PER_WORKER = 3
 _PR_SET_PDEATHSIG = 1
+# malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 16 * 2**20
 
 _Task = Sequence[utterances.Utterance]
 
@@ -138,7 +141,12 @@ def _set_up_worker() -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
   # If its parent was killed, a worker would wait for tasks forever.
-  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  libc = ctypes.CDLL(None)
+  libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  # Otherwise the kernel gets the memory of each array back, and clears it again
+  # for the next one.
+  libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+  libc.mallopt(_M_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
   # Decoders written in C print messages about broken files.
   null = os.open(os.devnull, os.O_RDWR)
   for descriptor in (0, 1, 2):

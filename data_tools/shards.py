@@ -60,6 +60,7 @@ def write_split(
     drop_copies: bool = False,
     others: np.ndarray | None = None,
     overwrite: bool = False,
+    task_size: int | None = None,
     num_workers: int | None = None,
 ) -> split_summary.Summary:
   """Writes a split, or returns the existing one if it is the same.
@@ -93,6 +94,8 @@ def write_split(
     others: Fingerprints of other parts' recordings, int64 [N]. With
       drop_copies, records with the samples of these are left out, too.
     overwrite: Whether to replace another corpus in `output_dir`.
+    task_size: Utterances, in their order, that a process reads at once; by
+      default few, and a single one where long recordings are cut.
     num_workers: Processes that read audio; by default one a core; 0 for none
       but this one.
 
@@ -151,6 +154,7 @@ def write_split(
         max_shard_bytes=max_shard_bytes,
         encoding=encoding,
         max_utterance_sec=max_utterance_sec,
+        task_size=task_size or _task_size(ordered),
         num_workers=num_workers,
     )
     _write_index(
@@ -282,6 +286,7 @@ def _write_shards(
     max_shard_bytes: int,
     encoding: str,
     max_utterance_sec: float | None,
+    task_size: int,
     num_workers: int | None,
 ) -> None:
   """Writes the shards that are not finished yet; `seen` as in `_ShardFile`."""
@@ -295,7 +300,7 @@ def _write_shards(
   outcomes = parallel_encoding.encode(
       rest,
       num_workers=num_workers,
-      task_size=_task_size(rest),
+      task_size=task_size,
       encoding=encoding,
       max_utterance_sec=max_utterance_sec,
   )

@@ -15,10 +15,12 @@ launch.install_early_sigint(__name__)
 
 from collections.abc import Mapping, Sequence
 import functools
+import math
 import os
 
 from absl import flags
 
+from data_tools import parallel_encoding
 from data_tools import shards
 from data_tools import synthetic_speech
 from data_tools import synthetic_voices
@@ -29,7 +31,7 @@ from tff_asr.data import split_summary
 PARTS = ('public', 'private', 'dev', 'test')
 _SPLITS = {'public': 'train', 'private': 'train', 'dev': 'dev', 'test': 'test'}
 # Raised when the same seed gives other speech.
-_GENERATOR_VERSION = 2
+_GENERATOR_VERSION = 3
 
 
 def generate(
@@ -106,6 +108,9 @@ def generate(
           namespace=f'generated population, seed {seed}',
           # Generated speech has no reason to be left out.
           strict=True,
+          # Whole speakers: a part of one takes as long as all of it.
+          task_size=num_utterances[part]
+          * math.ceil(parallel_encoding.TASK_SIZE / num_utterances[part]),
           num_workers=num_workers,
       )
       for part in PARTS

@@ -85,6 +85,7 @@ class Espeak:
     )
     if self.sample_rate_hz <= 0:
       raise RuntimeError(f'eSpeak NG cannot use its data in {parent_dir}.')
+    self._voice: tuple[str, int, int] | None = None
     self._chunks: list[np.ndarray] = []
 
     def collect(samples, num_samples, unused_events) -> int:
@@ -115,11 +116,14 @@ class Espeak:
   ) -> np.ndarray:
     """Returns int16 [N] at `sample_rate_hz`; silent speech is an error."""
     library = self._library
-    # An unknown language leaves the voice as it was and says so only here.
-    if library.espeak_SetVoiceByName(voice.encode()) != 0:
-      raise RuntimeError(f'eSpeak NG has no voice {voice!r}.')
-    library.espeak_SetParameter(_RATE, rate, 0)
-    library.espeak_SetParameter(_PITCH, pitch, 0)
+    # Reading a voice takes as long as a few words.
+    if (voice, rate, pitch) != self._voice:
+      # An unknown language leaves the voice as it was and says so only here.
+      if library.espeak_SetVoiceByName(voice.encode()) != 0:
+        raise RuntimeError(f'eSpeak NG has no voice {voice!r}.')
+      library.espeak_SetParameter(_RATE, rate, 0)
+      library.espeak_SetParameter(_PITCH, pitch, 0)
+      self._voice = voice, rate, pitch
     library.espeak_ng_SetRandSeed(ctypes.c_long(_BREATH_SEED))
     # C strings end with a zero byte.
     data = text.encode() + b'\0'
@@ -131,11 +135,6 @@ class Espeak:
     if status != 0 or not np.any(speech):
       raise RuntimeError(f'eSpeak NG said nothing (status {status}).')
     return speech
-
-
-def scale_rms(waveform: np.ndarray, value: float) -> np.ndarray:
-  """Scales a waveform, not all zero, to a root mean square."""
-  return waveform * (value / np.sqrt(np.mean(np.square(waveform))))
 
 
 def generator(seed: int, *names: Any) -> np.random.Generator:

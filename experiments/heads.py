@@ -1,10 +1,12 @@
 """Recipes of heads on a public encoder, which the suites share."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from experiments import design
 
 PRETRAINED = 'whisper-tiny.en'
+# Of AN4's head.
 NUM_PARAMETERS = 249_762
 
 
@@ -23,18 +25,26 @@ class Heads(NamedTuple):
 
 
 def recipes(
-    corpus: str, *, shards: str, parent_by_seed: bool = False
+    corpus: str,
+    *,
+    shards: str,
+    settings: Mapping[str, Any] = {},
+    parent_by_seed: bool = False,
 ) -> Heads:
   """Recipes of gin/experiments/CORPUS_whisper_*.gin.
 
   Args:
     corpus: Begins the experiments' names.
     shards: Names of the folders of features, as `design.Suite.shards`.
+    settings: Macros of the model to gin values.
     parent_by_seed: As of `design.Recipe`.
   """
   name = f'{corpus}_whisper'
   model = design.Model(
-      evaluation=f'{name}_evaluate', shards=shards, pretrained=PRETRAINED
+      settings=settings,
+      evaluation=f'{name}_evaluate',
+      shards=shards,
+      pretrained=PRETRAINED,
   )
   seed = design.Recipe(
       name='head',

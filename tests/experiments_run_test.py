@@ -64,6 +64,7 @@ _TINY = {
     ),
 }
 _PUBLIC_HEAD = (
+    'NUM_BLOCKS = 1',
     'DIM = 8',
     "PRETRAINED = 'public_model'",
     'MAX_UTTERANCE_SEC = 2.0',

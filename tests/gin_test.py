@@ -313,6 +313,65 @@ class QuickstartTest(cases.TestCase):
         ), 1
     )
 
+  @pytest.mark.slow
+  def test_a_model_trained_within_a_subspace_is_evaluated_as_its_seed_is(self):
+    self.train(
+        'seed',
+        TRAIN_DIR=repr(self.shards('public')),
+        NUM_STEPS=2,
+        EVALUATOR=None,
+        DROPOUT=0.1,
+    )
+    results = self.train(
+        'federated_dp',
+        'gin/models/subspace.gin',
+        PRIVATE_DIR=repr(self.shards('private')),
+        INIT_FROM_RUN=repr(self.path('seed')),
+        NUM_ROUNDS=1,
+        COHORT_SIZE=3,
+        TARGET_EPSILON=None,
+        SUBSPACE_RANK=5,
+        DROPOUT=0.0,
+    )
+    self.assertEqual(results['subspace'], {
+        'kernels': ['block_00/kernel', 'front/kernel', 'head/kernel'],
+        'rank': 5,
+    })
+    # float32: 5 coordinates for each of 16, 16 and 30 outputs; 30 and 2 x 16
+    # biases, 2 norms of 8 values, scale and bias of the inputs.
+    self.assertEqual(
+        results['bytes_per_client_and_round']['upload_bytes'],
+        4 * (5 * (16 + 16 + 30) + 30 + 2 * 16 + 2 * 2 * 8 + 2),
+    )
+    seed, found = self.evaluate(self.shards('dev'), 'seed', 'federated_dp')
+    self.assertNotEqual(seed['loss'], found['loss'])
+    self.assertAlmostEqual(
+        found['loss'], results['dev_loss']['1'], places=4
+    )
+
+  def test_a_subspace_is_what_clients_train(self):
+    with mock.patch.object(
+        client_update, 'build', side_effect=InterruptedError
+    ) as build_work, self.assertRaises(InterruptedError):
+      config.bind(
+          fed_avg.build,
+          gin_files=[_FEDERATED, 'gin/models/subspace.gin'],
+          gin_params=[
+              *_TINY_MODEL,
+              f'PRIVATE_DIR = {self.shards("private")!r}',
+              'SUBSPACE_RANK = 7',
+              "SUBSPACE_KERNELS = 'block_.*/kernel$'",
+              "FROZEN = ('front/.*',)",
+          ],
+      )()
+    given = build_work.call_args.kwargs
+    self.assertEqual(given['model'].kernels, ('block_00/kernel',))
+    self.assertEqual(given['model'].rank, 7)
+    self.assertEqual(given['frozen'], [
+        'block_00/kernel/basis', 'block_00/kernel/rest', 'front/bias',
+        'front/input_bias', 'front/input_scale', 'front/kernel',
+    ])
+
   def test_a_test_runs_each_mechanism_that_is_compared(self):
     self.assertEqual(
         {
@@ -400,6 +459,11 @@ class QuickstartTest(cases.TestCase):
           ['gin/client_optimizers/lamb.gin'],
           {'CLIENT_LAMB_EPSILON': 1e-3},
           {'beta_1': 0.9, 'epsilon': 1e-3},
+      ),
+      (
+          ['gin/client_optimizers/lamb.gin', 'gin/optimizers/lamb.gin'],
+          {'LAMB_BETA_1': 0.5, 'CLIENT_LAMB_BETA_1': 0.7},
+          {'beta_1': 0.7},
       ),
       (
           ['gin/client_optimizers/lars.gin', 'gin/optimizers/lars.gin'],

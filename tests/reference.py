@@ -193,6 +193,47 @@ def sigmoid(values: np.ndarray) -> np.ndarray:
   return 1 / (1 + np.exp(-values))
 
 
+def centred_convolution(
+    inputs: np.ndarray, kernel: np.ndarray, bias: np.ndarray
+) -> np.ndarray:
+  """Of an odd number of frames around each; [S, D] to [S, E], 0 outside."""
+  reach = len(kernel) // 2
+  outputs = np.tile(bias, [len(inputs), 1]).astype(np.float64)
+  for s in range(len(inputs)):
+    for k, taken in enumerate(kernel):
+      t = s - reach + k
+      if 0 <= t < len(inputs):
+        outputs[s] += inputs[t] @ taken
+  return outputs
+
+
+def gelu(values: np.ndarray) -> np.ndarray:
+  """x Phi(x), exactly."""
+  return values * 0.5 * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))
+
+
+def layer_mix_head(
+    weights: Mapping[str, np.ndarray],
+    features: np.ndarray,
+    *,
+    num_layers: int,
+    num_blocks: int,
+) -> np.ndarray:
+  """Outputs float64 [S, D] of one utterance [S, L E], in evaluation."""
+  front = under('front', weights) if num_blocks else weights
+  parts = features.astype(np.float64).reshape(len(features), num_layers, -1)
+  normed = layer_norm(parts, 1.0, 0.0)
+  mix = np.einsum('l,sle->se', softmax(np.asarray(front['mix'])), normed)
+  hidden = gelu(centred_convolution(mix, front['kernel'], front['bias']))
+  for index in range(num_blocks):
+    block = under(f'block_{index:02}', weights)
+    normed = layer_norm(hidden, **under('norm', block))
+    hidden = hidden + gelu(
+        centred_convolution(normed, block['kernel'], block['bias'])
+    )
+  return layer_norm(hidden, **under('norm', weights)) if num_blocks else hidden
+
+
 def conv_encoder(
     weights: Mapping[str, np.ndarray], features: np.ndarray, *, num_blocks: int
 ) -> np.ndarray:
@@ -201,17 +242,10 @@ def conv_encoder(
   for index in range(num_blocks):
     block = under(f'block_{index:02}', weights)
     normed = layer_norm(hidden, **under('norm', block))
-    added = []
-    for s in range(len(hidden)):
-      frame = block['bias'].copy()
-      width = len(block['kernel'])
-      for k in range(width):
-        t = s - width // 2 + k
-        if 0 <= t < len(hidden):
-          frame += normed[t] @ block['kernel'][k]
-      value, gate = np.split(frame, 2)
-      added.append(value * sigmoid(gate))
-    hidden = hidden + np.reshape(added, hidden.shape)
+    value, gate = np.split(
+        centred_convolution(normed, block['kernel'], block['bias']), 2, axis=-1
+    )
+    hidden = hidden + value * sigmoid(gate)
   return layer_norm(hidden, **under('norm', weights))
 
 

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -176,7 +177,33 @@ class SyntheticPopulationTest(absltest.TestCase):
     # What seed 1 says does not change without _GENERATOR_VERSION.
     speak = functools.partial(synthetic_voices.speak, _draw('private', 7))
     digest = hashlib.sha256(speak(0).tobytes() + speak(1).tobytes())
-    self.assertEqual(digest.hexdigest()[:16], '3f12939e2e2f3d8e')
+    self.assertEqual(digest.hexdigest()[:16], '1bb14e054efe2ec4')
+
+  def test_noise_is_filtered_by_powers_of_the_pole(self):
+    for pole, density in ((0.0, 1.0), (0.5, 4 / 3), (0.9, 100 / 19)):
+      white, noise = (
+          synthetic_voices._noise(
+              np.random.default_rng(3), 20_000, pole=each
+          )
+          for each in (0.0, pole)
+      )
+      self.assertEqual((noise.dtype, noise.shape), (np.float32, (20_000,)))
+      # One seed draws the same white samples for each pole. The variance of
+      # the filtered ones is the sum of pole^2n, which is 1 / (1 - pole^2).
+      expected = np.convolve(white, pole ** np.arange(32), mode='valid')
+      expected /= np.sqrt(density)
+      np.testing.assert_allclose(noise[31:], expected, atol=0.005)
+      self.assertBetween(np.std(noise), 0.96, 1.04)
+
+  def test_workers_take_whole_speakers(self):
+    with mock.patch.object(
+        synthetic_population.shards, 'write_split'
+    ) as write_split:
+      self.generate('unwritten', num_utterances={
+          'public': 3, 'private': 20, 'dev': 16, 'test': 1
+      })
+    sizes = [call.kwargs['task_size'] for call in write_split.call_args_list]
+    self.assertEqual(sizes, [18, 20, 16, 16])
 
   def test_refuses(self):
     for changes, message in (

@@ -48,6 +48,79 @@ class BootstrapTest(parameterized.TestCase):
       confidence.difference(*arguments)
 
 
+class ShareOfGainTest(parameterized.TestCase):
+
+  def test_by_hand(self):
+    # Speakers gain 1 of 4 and 3 of 4 errors: 4 of 8 together. A resample has
+    # one of them twice or both.
+    found = confidence.share_of_gain(
+        [9, 7], baseline_errors=[10, 10], best_errors=[6, 6], words=[20, 20]
+    )
+    self.assertEqual(found, (0.5, 0.25, 0.75))
+    # Its ratio is resampled as a whole: 1 of 2 and 6 of 12 are both half.
+    found = confidence.share_of_gain(
+        [9, 4], baseline_errors=[10, 10], best_errors=[8, -2], words=[20, 99]
+    )
+    self.assertEqual(found, (0.5, 0.5, 0.5))
+
+  def test_worse_than_the_baseline_and_better_than_the_best(self):
+    share = lambda errors: confidence.share_of_gain(
+        errors, baseline_errors=[10, 10], best_errors=[6, 6], words=[20, 20]
+    )
+    self.assertEqual(share([12, 12]), (-0.5, -0.5, -0.5))
+    self.assertEqual(share([4, 4]), (1.5, 1.5, 1.5))
+
+  @parameterized.parameters(
+      ([10, 10],), ([11, 11],),  # No gain, and a loss.
+      ([4, 12],),  # A gain of 2 of 40 words, of 1 speaker in 2.
+      ([4, 10],),  # Some resamples have no gain at all.
+  )
+  def test_no_share_if_the_whole_gain_may_be_0(self, best):
+    self.assertIsNone(confidence.share_of_gain(
+        [9, 9], baseline_errors=[10, 10], best_errors=best, words=[20, 20]
+    ))
+
+  def test_interval_is_that_of_the_delta_method(self):
+    # Many speakers: the ratio of sums is nearly normal, with the variance of
+    # part - share whole. The tolerance is a tenth of the width.
+    generator = np.random.default_rng(0)
+    whole = generator.normal(4, 2, size=400)
+    part = 0.4 * whole + generator.normal(size=400)
+    found = confidence.share_of_gain(
+        20 - part,
+        baseline_errors=np.full(400, 20.0),
+        best_errors=20 - whole,
+        words=np.full(400, 50),
+    )
+    share = part.sum() / whole.sum()
+    half = 1.96 * np.std(part - share * whole) / np.sqrt(400) / whole.mean()
+    self.assertAlmostEqual(found.estimate, share)
+    self.assertAlmostEqual(found.low, share - half, delta=half / 5)
+    self.assertAlmostEqual(found.high, share + half, delta=half / 5)
+
+  def test_resamples_without_a_gain_widen_the_interval(self):
+    # One of 6 speakers has all of the gain: a resample has none with the
+    # probability (5 / 6)^6. Of 4 in 6: (1 / 3)^6 = .001, which is left.
+    share = lambda best: confidence.share_of_gain(
+        [9] * 6, baseline_errors=[10] * 6, best_errors=best, words=[20] * 6
+    )
+    self.assertIsNone(share([4, 10, 10, 10, 10, 10]))
+    found = share([4, 4, 4, 4, 10, 10])
+    self.assertAlmostEqual(found.estimate, 6 / 24)
+    self.assertBetween(found.low, 6 / 37, 6 / 35)  # All have a gain of 6.
+    self.assertGreaterEqual(found.high, 6 / 13)
+    self.assertLess(found.high, math.inf)
+
+  @parameterized.parameters(
+      ([1], [1, 2], 'found 1, 2, 2, 2'), ([1, 2], [0, 0], 'at least one word'),
+  )
+  def test_bad_arguments_are_named(self, errors, words, message):
+    with self.assertRaisesRegex(ValueError, message):
+      confidence.share_of_gain(
+          errors, baseline_errors=[1, 2], best_errors=[0, 0], words=words
+      )
+
+
 class ContrastTest(parameterized.TestCase):
 
   @parameterized.named_parameters(

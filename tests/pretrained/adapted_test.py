@@ -458,14 +458,20 @@ def _process(
 
 class HeadTest(_TestCase):
 
-  def test_is_the_head_of_stored_features_on_the_same_layers(self):
+  @parameterized.parameters(0, 2)
+  def test_is_the_head_of_stored_features_on_the_same_layers(self, num_blocks):
     folder = self.write()
     public = sources.load(folder)
     encoder = layer_mix.build_on(
-        encoder=_build('lora', folder), layers=[0, 2], dim=8
+        encoder=_build('lora', folder),
+        layers=[0, 2],
+        dim=8,
+        num_blocks=num_blocks,
     )
     front_end = features.build(public=public, layers=[0, 2])
-    head = layer_mix.build(front_end=front_end, dim=8)
+    head = layer_mix.build(
+        front_end=front_end, dim=8, num_blocks=num_blocks
+    )
     inputs, weights = self.inputs(folder), _initial(encoder)
     outputs, lengths = public.encoder.layer_outputs(
         weights_lib.to_tensors(public.weights), *inputs, None

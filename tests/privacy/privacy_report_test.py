@@ -50,12 +50,19 @@ def _rounds(
   )
 
 
+def _noised(group, num_elements):
+  """The group, with the norm of the noise of D elements."""
+  return dataclasses.replace(
+      group, noise_norm=math.sqrt(num_elements) * group.noise_multiplier
+  )
+
+
 def _report(
     *rounds, delta=1e-4, l2_norm_clip=0.01, unit='speaker', **kwargs
 ):
   details = (
       'adaptive_layers', 'public_inputs', 'public_model', 'public_check',
-      'tokens',
+      'tokens', 'layer_noise', 'has_layer_clips',
   )
   report = privacy_report.PrivacyReport(
       rounds=rounds,
@@ -335,6 +342,114 @@ class ReportTest(parameterized.TestCase):
     (assumed,) = _report(group).fields['assumptions']
     self.assertIn('settled before the first', assumed)
 
+  def test_noise_over_the_clip_by_hand(self):
+    # The quickstart's: sqrt(628,448) .8 / 1,000 = .6342, sqrt(20) / .6342.
+    quickstart = _rounds(cohort_size=1000, population=12_000, noise=0.8,
+                         count=20)
+    report = _report(_noised(quickstart, 628_448), delta=1e-5)
+    self.assertIn('noise / C 0.634 a round, the norm of', _joined(report))
+    self.assertIn('sqrt(rounds) / (noise / C) is 7.05 ', _joined(report))
+    self.assertIn(
+        'Noise / C a round: 0.634; sqrt(rounds) / (noise / C): 7.05\n',
+        f'{report.summary}\n',
+    )
+    (group,) = report.fields['groups']
+    self.assertAlmostEqual(group['noise_over_clip'], 0.6342, places=4)
+    self.assertAlmostEqual(report.fields['rounds_over_noise'], 7.0517, places=3)
+    # Ledgers may lack the norm: D is not guessed.
+    unknown = _report(quickstart, delta=1e-5)
+    self.assertIn('noise / C not known: sqrt(D) x 0.0008', _joined(unknown))
+    self.assertNotIn('noise of the run', _joined(unknown))
+    self.assertIn('a round: not known; sqrt', unknown.summary)
+    self.assertIsNone(unknown.fields['rounds_over_noise'])
+
+  def test_noise_of_rounds_that_differ_adds_up(self):
+    # 100 elements, z 2, cohorts of 10: 2 a round. z 1: 1 a round. The sum has
+    # the variance 4 x 4 + 9 = 25: 13 rounds / 5.
+    groups = [_noised(_rounds(noise=2.0, count=4), 100),
+              _noised(_rounds(noise=1.0, count=9), 100)]
+    report = _report(*groups)
+    self.assertEqual(report.noise_over_clip, [2.0, 1.0])
+    self.assertAlmostEqual(report.rounds_over_noise, 2.6)
+    self.assertIn(
+        'C over the noise of the mean update of all rounds is 2.6 ',
+        _joined(report),
+    )
+    # One of them is not known, so the whole is not.
+    self.assertIsNone(_report(groups[0], _rounds()).rounds_over_noise)
+    # What released no model has no part in it: sqrt(4) / 2.
+    report = _report(
+        *groups, releases={'counts': (groups[1],)}, delta=1e-4
+    )
+    self.assertEqual(report.noise_over_clip, [2.0])
+    self.assertAlmostEqual(report.rounds_over_noise, 1.0)
+    self.assertEqual(
+        _report(_noised(_rounds(noise=0.0), 100)).fields['rounds_over_noise'],
+        'inf',
+    )
+
+  def test_correlated_noise_over_the_clip_by_hand(self):
+    # c = 1, 1/2, so C^-1 = 1, -1/2: the rounds' noise has variances 1 and 5/4,
+    # and their sum 1 + 1/4. 100 elements, z 5, cohorts of 5: 10 before.
+    half = strategies.Toeplitz(output_scale=(2**29,), buf_decay=())
+    group = dataclasses.replace(
+        _noised(_rounds('cyclic', 5, noise=5.0, count=2), 100), strategy=half
+    )
+    self.assertAlmostEqual(group.noise_over_clip, 10 * math.sqrt(9 / 8))
+    self.assertAlmostEqual(group.noise_of_sum, 10 * math.sqrt(5 / 4))
+    report = _report(group)
+    self.assertAlmostEqual(
+        report.rounds_over_noise, 2 / (10 * math.sqrt(5 / 4))
+    )
+    for words in (
+        '10.6 a round', '10 without correlation',
+        'C over the noise of the mean update of all rounds is 0.179 ',
+    ):
+      self.assertIn(words, _joined(report))
+    # As the covariance of longer sequences has it.
+    for kind, size in (('min_sep', 10), ('cyclic', 5)):
+      group = _noised(_rounds(kind, size, noise=5.0, count=50), 100)
+      covariance = group.strategy.covariance(50)
+      draw = 50 / size
+      self.assertAlmostEqual(
+          group.noise_over_clip, draw * math.sqrt(np.trace(covariance) / 50)
+      )
+      self.assertAlmostEqual(
+          group.noise_of_sum, draw * math.sqrt(covariance.sum())
+      )
+      # Two sequences share no noise.
+      self.assertAlmostEqual(
+          _report(group, group).rounds_over_noise,
+          100 / (math.sqrt(2) * group.noise_of_sum),
+      )
+
+  def test_noise_by_layer_is_stated(self):
+    noise = {'a/w': 0.3, 'a/b': 0.02, 'c': 0.1}
+    report = _report(_rounds(), layer_noise=noise, has_layer_clips=True)
+    self.assertIn(
+        'noise by layer a round, for 3 layers: 0.02 (a/b) to 0.3 (a/w), each '
+        'over its own clip C_h ', _joined(report),
+    )
+    self.assertEqual(report.fields['layer_noise'], noise)
+    self.assertIn(
+        'each over C: all layers are clipped as one',
+        _joined(_report(_rounds(), layer_noise=noise)),
+    )
+    equal = dict.fromkeys('ab', 0.6342)
+    self.assertIn(
+        'noise by layer 0.634 a round for each of 2 layers',
+        _joined(_report(_rounds(), layer_noise=equal, has_layer_clips=True)),
+    )
+    self.assertIn('noise by layer not known', _joined(_report(_rounds())))
+
+  def test_details_of_a_report_are_read_again(self):
+    report = _report(_rounds(), layer_noise={'a': 0.5}, has_layer_clips=True)
+    self.assertEqual(
+        privacy_report.TrainingDetails.of_fields(report.fields), report.details
+    )
+    plan = dataclasses.replace(report, details=None)
+    self.assertIsNone(privacy_report.TrainingDetails.of_fields(plan.fields))
+
   def test_nothing_released_yet(self):
     report = _report(_rounds(count=0))
     self.assertEqual(report.epsilon, 0)
@@ -508,7 +623,9 @@ class OutputTest(cases.TestCase):
     self.assertEqual(group, dict(
         kind='poisson', cohort_size=1000, population=100_000,
         sampling_prob=0.01, noise_multiplier=1.0, sigma_mean=0.001, rounds=100,
+        noise_over_clip=None,
     ))
+    self.assertIsNone(fields['rounds_over_noise'])
 
   def test_grown_rows_say_that_error_rates_are_assumed(self):
     rows = [

@@ -258,6 +258,27 @@ class WholeRunTest(_RunTestCase):
     self.assertEqual(rounds.sampling.sampling_prob, 0.5)
 
     rows = self.metrics()
+    # As the metrics have it: the noise's norm over the clip, in each round.
+    noise = float(rows[0]['aggregator/noise_norm']) / float(
+        rows[0]['aggregator/dp_query_metrics/l2_norm_clip']
+    )
+    num_elements = weights_lib.num_parameters(_shared()['model'].specs)
+    self.assertAlmostEqual(
+        noise / (math.sqrt(num_elements) * _NOISE / _COHORT_SIZE), 1, places=5
+    )
+    self.assertAlmostEqual(rounds.noise_over_clip / noise, 1, places=5)
+    (group,) = results['privacy']['groups']
+    self.assertEqual(group['noise_over_clip'], rounds.noise_over_clip)
+    self.assertAlmostEqual(
+        results['privacy']['rounds_over_noise'] * noise, math.sqrt(2), places=4
+    )
+    by_layer = results['privacy']['layer_noise']
+    self.assertEqual([*by_layer], sorted(_shared()['model'].specs))
+    # C_h is in proportion to sqrt(D_h), so all layers have the same ratio.
+    for layer, value in by_layer.items():
+      self.assertAlmostEqual(value / noise, 1, places=5, msg=layer)
+    self.assertIn(f'noise / C           {noise:.3g} a round', report)
+    self.assertIn(f'Noise / C a round: {noise:.3g}; sqrt', printed)
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
     self.assertLess(float(rows[0]['epsilon']), float(rows[1]['epsilon']))
     self.assertEqual(rows[0]['dev_word_error_rate'], '')

@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import dataclasses
+import math
 import os
 import tempfile
+from typing import Any
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -18,7 +20,10 @@ from tests import fakes
 from tests.programs import runs
 from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
+from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import clipping
 from tff_asr.privacy import correlated_noise
+from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
 from tff_asr.privacy import queries
@@ -88,6 +93,131 @@ def _state(sampling=_POISSON, *, query_state=None, **values):
       distributor=(of['seed'], of['round_of_training']),
       client_work=of['frozen_layers'],
   )
+
+
+# Trained layers of 4, 12 and 9 elements; another one is frozen.
+_LAYERS = {
+    'conv/bias': np.zeros(4, np.float32),
+    'conv/kernel': np.zeros([3, 4], np.float32),
+    'head': np.zeros(9, np.float32),
+}
+# sqrt(D_h) z / S for z = 2 and S = 10, and for all 25 elements.
+_NOISE_OF = {'conv/bias': 0.4, 'conv/kernel': 0.4 * math.sqrt(3), 'head': 0.6}
+_TEN = accounting.Sampling(kind='poisson', cohort_size=10, population=100)
+
+
+def _state_of(query) -> Any:
+  """A learning process's state at the start of a query's rounds."""
+  state = tf.nest.map_structure(np.asarray, query.initial_global_state())
+  return runs.process_state(
+      {**_LAYERS, 'a_frozen': np.zeros(1000, np.float32)},
+      query_state=state,
+      event=query.event(state),
+      distributor=(np.zeros(2, np.int32), np.int32(0)),
+      client_work='a_frozen',
+  )
+
+
+class NoiseByLayerTest(parameterized.TestCase):
+
+  def build(self, build=queries.PerLayerClipSumQuery, **settings):
+    settings = dict(l2_norm_clip=0.5, noise_multiplier=2.0) | settings
+    clipping_of = settings.pop('clipping', {})
+    return build(
+        {name: tf.TensorSpec(value.shape) for name, value in _LAYERS.items()},
+        clipping=clipping.Clipping(**clipping_of),
+        **settings,
+    )
+
+  @parameterized.named_parameters(
+      # C_h = C sqrt(D_h / 25), so the ratio is 2 x 5 / 10 for every layer.
+      ('dim', dict(split='dim'), dict.fromkeys(_LAYERS, 1.0), True),
+      # C_h = C / sqrt(3).
+      (
+          'uniform', dict(split='uniform'),
+          {name: value * math.sqrt(3) for name, value in _NOISE_OF.items()},
+          True,
+      ),
+      ('global', dict(), _NOISE_OF, False),
+      # Modules of 16 and 9 elements, of C / sqrt(2) each.
+      (
+          'modules', dict(split='uniform', layers='modules'),
+          {'conv': 0.8 * math.sqrt(2), 'head': 0.6 * math.sqrt(2)}, True,
+      ),
+      # Weights 1, 1, 3 on uniform clips: C_h = C (1, 1, 3) / sqrt(11).
+      (
+          'weights', dict(split='uniform', weights={'head': 3.0}),
+          {
+              name: value * math.sqrt(11) / (3 if name == 'head' else 1)
+              for name, value in _NOISE_OF.items()
+          },
+          True,
+      ),
+  )
+  def test_by_hand(self, clipping_of, expected, has_layer_clips):
+    state = _state_of(self.build(clipping=clipping_of))
+    found, own = private_rounds.noise_by_layer(state, _TEN)
+    self.assertEqual(own, has_layer_clips)
+    self.assertEqual([*found], [*expected])
+    np.testing.assert_allclose(
+        [*found.values()], [*expected.values()], rtol=1e-6
+    )
+    # sqrt(25) 2 / 10, whatever the split: frozen weights get no noise.
+    self.assertAlmostEqual(
+        private_rounds.cost(state, _TEN).noise_over_clip, 1.0, places=6
+    )
+
+  def test_adaptive_clips_have_more_noise_and_the_clips_of_the_round(self):
+    # Counts take part of the noise multiplier: 1 / sqrt(1 - 1 / 25).
+    state = _state_of(self.build(
+        adaptive_query.AdaptiveClipSumQuery, cohort_size=10,
+        clipping=dict(split='dim'),
+    ))
+    more = 1 / math.sqrt(0.96)
+    cost = private_rounds.cost(state, _TEN)
+    self.assertAlmostEqual(cost.noise_over_clip, more, places=5)
+    self.assertEqual(cost.noise_multiplier, 2.0)
+    # 3, 4 and 12 of C = 13.
+    state = private_rounds.with_query_state(
+        state, layer_clips=np.float32([3, 4, 12]), l2_norm_clip=np.float32(13)
+    )
+    found, own = private_rounds.noise_by_layer(state, _TEN)
+    self.assertTrue(own)
+    for (name, noise), clip in zip(_NOISE_OF.items(), (3, 4, 12)):
+      self.assertAlmostEqual(found[name], noise * more * 13 / clip, places=4)
+
+  def test_devices_add_more_noise_than_the_server_would(self):
+    sampling = accounting.Sampling(
+        kind='fixed_size', cohort_size=10, population=100
+    )
+    query = self.build(
+        distributed.DistributedSumQuery, num_clients=10, max_failed_share=0.2,
+        bits=24, clipping=dict(split='dim'),
+    )
+    # That of 8 of 10 devices suffices; sqrt(10 / 8) if all add theirs.
+    found = private_rounds.cost(_state_of(query), sampling).noise_over_clip
+    self.assertAlmostEqual(found, math.sqrt(10 / 8), delta=1e-3)
+    self.assertGreater(found, math.sqrt(10 / 8))
+
+  def test_correlated_noise_is_that_before_correlation(self):
+    noise = correlated_noise.CorrelatedNoise(strategy=_BLT, min_sep=50)
+    state = _state_of(self.build(noise=noise))
+    sampling = accounting.Sampling(
+        kind='min_sep', cohort_size=10, population=1000, min_sep=50
+    )
+    group = private_rounds.cost(state, sampling)
+    self.assertAlmostEqual(group.noise_norm, 10.0, places=5)
+    # Of the first round alone.
+    self.assertAlmostEqual(group.noise_over_clip, 1.0, places=5)
+
+  def test_noise_that_is_not_known_or_none_is_said_to_be(self):
+    state = _state(sampling=_POISSON)
+    self.assertIsNone(private_rounds.cost(state, _POISSON).noise_norm)
+    self.assertEqual(
+        private_rounds.noise_by_layer(state, _POISSON), ({}, False)
+    )
+    state = _state_of(self.build(l2_norm_clip=math.inf, noise_multiplier=0.0))
+    self.assertEqual(private_rounds.cost(state, _TEN).noise_over_clip, 0.0)
 
 
 def _runner(

@@ -534,7 +534,7 @@ class FieldsTest(parameterized.TestCase):
     # holds a key or unreleased noise, `run_state` must move it to the secrets.
     public = {
         'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips',
-        'output_scale', 'buf_decay',
+        'output_scale', 'buf_decay', 'layer_noise', 'layer_shares',
     }
     self.assertEqual(
         {*queries.QueryState._fields}, public | {'noise_key', 'buffers'}

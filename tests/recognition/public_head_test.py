@@ -27,7 +27,9 @@ from tff_asr.recognition import export
 from tff_asr.recognition import recognizer as recognizer_lib
 from tools.pretrained_parity import random_folders
 
-_SHARED = ('DIM = 8', 'KERNEL_SIZE = 3', 'MAX_UTTERANCE_SEC = 2.0')
+_SHARED = (
+    'NUM_BLOCKS = 2', 'DIM = 8', 'KERNEL_SIZE = 3', 'MAX_UTTERANCE_SEC = 2.0'
+)
 # A tiny Whisper for utterances of 2 s.
 _WHISPER = random_folders.TINY['whisper'] | dict(max_source_positions=100)
 

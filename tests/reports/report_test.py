@@ -58,7 +58,10 @@ class ReportTest(cases.TestCase):
     return self.row('private', **dict(
         settings={'NUM_ROUNDS': '3', 'SEED': '1'},
         metrics=run_folders.PRIVATE_METRICS,
-        privacy=run_folders.privacy(),
+        privacy=run_folders.privacy() | {
+            'rounds_over_noise': 7.0517, 'layer_noise': {'a/w': 0.25},
+            'has_layer_clips': True,
+        },
         results={'seconds': 10.0},
         errors={'ann': (2, 4), 'bob': (2, 8)},
         attributes={
@@ -95,6 +98,9 @@ class ReportTest(cases.TestCase):
     self.assertEqual(
         rows['minus seed (95 %)'], ['', '-33.3 (-37.5 to -25.0)']
     )
+    self.assertEqual(rows['noise / C a round'], ['', 'not known'])
+    self.assertEqual(rows['sqrt(rounds) / (noise / C)'], ['', '7.05'])
+    self.assertEqual(rows['a/w'], ['0.25'])
     # By speaker: 1/2 and 1/4 of the words of the private run.
     self.assertEqual(rows['private'], ['2', '25.0', '37.5', '50.0', '50.0'])
     self.assertEqual(rows['gender: m&lt;a&gt;le'], ['', '25.0 (1)'])
@@ -108,6 +114,8 @@ class ReportTest(cases.TestCase):
     for name in ('Test speakers', 'Clipping and noise', 'Utterances with'):
       self.assertIn(f'<h3>{name}', operator)
     self.assertNotIn('(exact)', released)
+    # It follows from settings, so anyone may see it.
+    self.assertIn('Noise by layer, over the clip', released)
     self.assertEqual(released.count('<span class="badge">public data</s'), 1)
     self.assertIn('<span class="badge no">NOT PRIVATE</span> epsi', released)
     self.check_worst(text, page)

@@ -51,6 +51,8 @@ class TablesTest(cases.TestCase):
         'private': ['public data', 'NOT PRIVATE', 'public data'],
         'cohort of population': ['', '10 of 100', ''],
         'noise multiplier': ['', '0.1', ''],
+        'noise / C a round': ['', 'not known', ''],
+        'sqrt(rounds) / (noise / C)': ['', 'not known', ''],
         'seconds': ['10', '20', ''],
     })
 
@@ -173,6 +175,81 @@ class TablesTest(cases.TestCase):
     self.assertEqual(
         tables.notes(rows), ['Normalised of a, c: x', 'Normalised of b: y']
     )
+
+  def test_share_of_the_gain_by_hand(self):
+    def row(name, *wrong, noise=None, **settings):
+      training = {'INIT_FROM_RUN': "'seed'"}
+      # Without one it is trained centrally.
+      training |= {} if noise is None else {'NUM_ROUNDS': '3'}
+      errors = {s: (count, 20) for s, count in zip('ab', wrong)}
+      greedy = {s: (count + 5, 20) for s, count in zip('ab', wrong)}
+      return tables.Row(name, [run_folders.read(
+          self.path(name),
+          settings=training | settings,
+          errors=greedy,
+          errors_with_lm=errors,
+          privacy=None if noise is None else run_folders.privacy(
+              noise_multiplier=noise
+          ),
+      )])
+
+    seed = row('seed', 12, 12, INIT_FROM_RUN="'other'")
+    control, twin = row('control', 10, 10), row('no DP', 6, 6, noise=0.0)
+    private = row('DP', 9, 7, noise=0.8, NOISE_MULTIPLIER='0.8')
+    # Gains of 1 and 3 of 4 errors. The control is public and from the same
+    # seed, wherever it stands.
+    line = (
+        'DP: share of the gain of no DP over control (95 %): 50 % (25 to 75) '
+        'greedily, 50 % (25 to 75) with the LM'
+    )
+    rows = [seed, private, control, twin]
+    self.assertEqual(tables.shares_of_gain(rows), [line])
+    self.assertIn(line, tables.notes(rows))
+    # Without a control it is over the first row: 3 and 5 of 6.
+    self.assertEqual(tables.shares_of_gain([seed, private, twin]), [
+        'DP: share of the gain of no DP over seed (95 %): 67 % (50 to 83) '
+        'greedily, 67 % (50 to 83) with the LM'
+    ])
+    # Another training is no twin; without a twin there is no gain to share.
+    longer = row('longer', 6, 6, noise=0.0, NUM_ROUNDS='9')
+    for others in ([control, private, longer], [control, private],
+                   [control, twin], [private, twin]):
+      self.assertEmpty(tables.shares_of_gain(others))
+    # A gain that may be 0 has no shares.
+    little = row('little', 4, 12, noise=0.0)
+    (line,) = tables.shares_of_gain([control, private, little])
+    self.assertIn(
+        'none (a gain of +10.0 (-10.0 to +30.0) points is not clear of 0) '
+        'greedily', line,
+    )
+
+  def test_noise_over_the_clip(self):
+    def row(name, **fields):
+      privacy = run_folders.privacy() | fields.pop('privacy', {})
+      privacy['groups'][0] |= fields
+      run = self.run_(name, 4, 2, privacy=privacy)
+      return tables.Row(name, [run])
+
+    known = row('known', noise_over_clip=0.6342, privacy=dict(
+        rounds_over_noise=7.0517, layer_noise={'a/w': 0.25, 'b': 1.5},
+        has_layer_clips=True,
+    ))
+    whole = row('whole', noise_over_clip=2.0, privacy=dict(
+        rounds_over_noise=1.0, layer_noise={'b': 0.5}, has_layer_clips=False
+    ))
+    rows = [known, row('old'), row('none', noise_multiplier=0), whole]
+    found = self.overview(*rows)
+    self.assertEqual(
+        found['noise / C a round'], ['0.634', 'not known', '', '2']
+    )
+    self.assertEqual(
+        found['sqrt(rounds) / (noise / C)'], ['7.05', 'not known', '', '1']
+    )
+    self.assertEqual(tables.layer_noise([each.first for each in rows]), [
+        ['noise / clip of the layer, a round', 'known', 'whole (over C)'],
+        ['a/w', '0.25', ''],
+        ['b', '1.5', '0.5'],
+    ])
 
   def test_tables_fit_a_terminal(self):
     wide = [['', *'abcd'], ['x', *(['0' * 30] * 4)], ['y', *(['1'] * 4)]]

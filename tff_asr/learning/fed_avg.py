@@ -28,6 +28,7 @@ from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
+from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
 
@@ -109,7 +110,8 @@ def build(
     local: Settings of the clients' local steps.
     seed: Seed of initial weights, shuffling, SpecAugment and dropout.
     canaries: Canaries of an audit, where `client_data` has canaries; else None.
-    frozen: Layers that are not trained; see `layer_freeze.match`.
+    frozen: Layers that are not trained; see `layer_freeze.match`. Those of a
+      subspace that define it (`models.subspace`) are never trained.
 
   Returns:
     A learning process; its weights are float32 tensors by name.
@@ -119,6 +121,10 @@ def build(
   """
   seed_pair = weights_lib.seed_pair(seed)
   frozen = layer_freeze.match(frozen, model.specs)
+  # Checked once more: nothing else may be left to train.
+  frozen = layer_freeze.match(
+      [*frozen, *subspace.fixed_weights(model)], model.specs
+  )
 
   @tff.tensorflow.computation
   def initial_weights():

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 import dataclasses
 import math
 import re
+from typing import Optional
 
 import numpy as np
 
@@ -87,9 +88,28 @@ class LayerFreeze:
     return sorted(order[:number])
 
 
-def describe(frozen: Collection[str], specs: weights_lib.Specs) -> str:
-  """Returns the frozen part of a model, and its effect on noise, in words."""
+def describe(
+    frozen: Collection[str],
+    specs: weights_lib.Specs,
+    *,
+    plain_specs: Optional[weights_lib.Specs] = None,
+) -> str:
+  """Returns the frozen part of a model, and its effect on noise, in words.
+
+  Args:
+    frozen: Names of the frozen weights.
+    specs: All weights.
+    plain_specs: Weights of the model without subspaces (`models.subspace`), to
+      which noise is compared; None: those of `specs`.
+  """
   total, count = weights_lib.num_parameters(specs), _count(frozen, specs)
+  if plain_specs is not None and plain_specs.keys() != specs.keys():
+    trained, total = total - count, weights_lib.num_parameters(plain_specs)
+    return (
+        f'{trained:,} coordinates and weights are trained in place of '
+        f'{total:,} parameters; the norm of noise is '
+        f'{math.sqrt(trained / total):.3f} of what it is without.'
+    )
   return (
       f'{len(frozen)} of {len(specs)} tensors are frozen, with {count:,} of '
       f'{total:,} parameters ({100 * count / total:.1f} %); the norm of noise '

@@ -1,10 +1,10 @@
 """Confidence intervals (95 %) of word error rates over speakers and seeds.
 
-`rate` and `difference` resample speakers, because utterances of one speaker are
-not independent (Bisani and Ney 2004, "Bootstrap estimates for confidence
-intervals in ASR performance evaluation"). `linear_contrast` is for few
-speakers, where a percentile bootstrap is too narrow, and can add the variance
-over random seeds.
+`rate`, `difference` and `share_of_gain` resample speakers, because utterances
+of one speaker are not independent (Bisani and Ney 2004, "Bootstrap estimates
+for confidence intervals in ASR performance evaluation"). `linear_contrast` is
+for few speakers, where a percentile bootstrap is too narrow, and can add the
+variance over random seeds.
 
     >>> rate(errors=[1, 2, 0], words=[10, 10, 10]).estimate
     0.1
@@ -12,7 +12,7 @@ over random seeds.
 
 from collections.abc import Sequence
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 from scipy import stats
@@ -20,6 +20,8 @@ from scipy import stats
 _CONFIDENCE = 0.95
 # The ends of the interval vary by about 1 % of its width.
 _NUM_RESAMPLES = 10_000
+# Percentiles at the ends of an interval.
+_TAILS = (50 * (1 - _CONFIDENCE), 50 * (1 + _CONFIDENCE))
 # Resamples computed together; bounds memory.
 _BATCH_SIZE = 100
 
@@ -70,27 +72,93 @@ def difference(
   Raises:
     ValueError: The sequences differ in length, or there are no words.
   """
-  if not len(errors) == len(baseline_errors) == len(words):
+  errors, baseline_errors, words = _checked(errors, baseline_errors, words)
+  gaps = errors - baseline_errors
+  sums = _resampled_sums(gaps, words)
+  low, high = np.percentile(sums[:, 0] / sums[:, 1], _TAILS)
+  return Interval(float(gaps.sum() / words.sum()), float(low), float(high))
+
+
+def share_of_gain(
+    errors: Sequence[float],
+    *,
+    baseline_errors: Sequence[float],
+    best_errors: Sequence[float],
+    words: Sequence[float],
+) -> Optional[Interval]:
+  """Estimates which share of a gain a system has, by a paired bootstrap.
+
+  The share is (WER of the baseline - WER) / (WER of the baseline - WER of the
+  best system). In each resample of speakers it is computed as a whole.
+
+      >>> share_of_gain(
+      ...     [3, 5], baseline_errors=[4, 6], best_errors=[2, 4], words=[9, 9])
+      Interval(estimate=0.5, low=0.5, high=0.5)
+
+  Args:
+    errors: Word errors of each speaker.
+    baseline_errors: The baseline's, of the same speakers in the same order.
+    best_errors: Those of the system whose gain over the baseline is the whole.
+    words: Words of each speaker's references.
+
+  Returns:
+    The share with its percentile interval: below 0 if the system is worse than
+    the baseline, above 1 if it is better than the best. None if the interval of
+    the whole gain reaches 0, where there is no share.
+
+  Raises:
+    ValueError: As `difference`.
+  """
+  errors, baseline, best, words = _checked(
+      errors, baseline_errors, best_errors, words
+  )
+  parts, wholes = baseline - errors, baseline - best
+  if difference(best, baseline, words).high >= 0:
+    return None
+  sums = _resampled_sums(parts, words, wholes)
+  is_gain = sums[:, 2] > 0
+  shares = np.divide(
+      sums[:, 0], sums[:, 2], out=np.zeros(len(sums)), where=is_gain
+  )
+  # A resample without a gain could have any share, so it counts at both ends.
+  low, high = (
+      np.percentile(np.where(is_gain, shares, end), tail, method=method)
+      for end, tail, method in zip(
+          (-math.inf, math.inf), _TAILS, ('lower', 'higher')
+      )
+  )
+  return Interval(float(parts.sum() / wholes.sum()), float(low), float(high))
+
+
+def _checked(*counts: Sequence[float]) -> list[np.ndarray]:
+  """Counts of errors of systems, and of words, as arrays."""
+  sizes = list(map(len, counts))
+  if len(set(sizes)) > 1:
     raise ValueError(
         'errors, baseline_errors and words must have an entry for each '
-        f'speaker, found {len(errors)}, {len(baseline_errors)}, {len(words)}.'
+        f'speaker, found {", ".join(map(str, sizes))}.'
     )
-  words = np.asarray(words, np.float64)
-  gaps = np.asarray(errors, np.float64) - np.asarray(baseline_errors)
-  if not words.sum() > 0:
+  arrays = [np.asarray(each, np.float64) for each in counts]
+  if not arrays[-1].sum() > 0:
     raise ValueError('words must have a speaker with at least one word.')
+  return arrays
+
+
+def _resampled_sums(
+    errors: np.ndarray, words: np.ndarray, *others: np.ndarray
+) -> np.ndarray:
+  """Sums over speakers, [resamples, arguments], where there are words."""
   # Fixed, so that a report that is written again has the same intervals.
   generator = np.random.default_rng(1)
-  rates = []
+  counts = np.stack([errors, words, *others], axis=-1)
+  sums = []
   for _ in range(_NUM_RESAMPLES // _BATCH_SIZE):
-    # Paired: both systems are resampled by the same speakers.
+    # Paired: all systems are resampled by the same speakers.
     drawn = generator.integers(len(words), size=(_BATCH_SIZE, len(words)))
-    # A resample of speakers without words has no rate.
-    drawn = drawn[words[drawn].sum(axis=1) > 0]
-    rates.extend(gaps[drawn].sum(axis=1) / words[drawn].sum(axis=1))
-  tail = 50 * (1 - _CONFIDENCE)
-  low, high = np.percentile(rates, [tail, 100 - tail])
-  return Interval(float(gaps.sum() / words.sum()), float(low), float(high))
+    sums.append(counts[drawn].sum(axis=1))
+  sums = np.concatenate(sums)
+  # A resample of speakers without words has no rate.
+  return sums[sums[:, 1] > 0]
 
 
 def linear_contrast(

@@ -13,6 +13,7 @@ whether they are padding of the batch or lie outside it.
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
+from collections.abc import Callable
 import functools
 import math
 from typing import Optional
@@ -67,38 +68,54 @@ def build(
           dropout=dropout,
       ),
       num_blocks=num_blocks,
-      block_specs=_block_specs(dim, kernel_size),
+      # Twice the width, which the gated linear unit halves.
+      block_specs=convolution_specs(dim, kernel_size, num_outputs=2 * dim),
       apply_block=functools.partial(
-          _block, dropout=dropout, activation_dtype=activation_dtype
+          add_convolution,
+          activation=layers.glu,
+          dropout=dropout,
+          activation_dtype=activation_dtype,
       ),
       # The residual stream is not normalised inside the blocks.
       final_norm=True,
   )
 
 
-def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
-  """Weights of one block; the convolution starts LeCun uniform."""
+def convolution_specs(
+    dim: int, kernel_size: int, *, num_outputs: int
+) -> weights_lib.Specs:
+  """Returns the weights of `add_convolution`, whose kernel is LeCun uniform."""
   fan_in = kernel_size * dim
   return {
-      # Twice the width, which the gated linear unit halves.
-      'bias': weights_lib.zeros_spec(2 * dim),
+      'bias': weights_lib.zeros_spec(num_outputs),
       'kernel': weights_lib.WeightSpec(
-          (kernel_size, dim, 2 * dim), limit=math.sqrt(3 / fan_in)
+          (kernel_size, dim, num_outputs), limit=math.sqrt(3 / fan_in)
       ),
       **weights_lib.prefix('norm', layers.norm_specs(dim)),
   }
 
 
-def _block(
+def add_convolution(
     weights: weights_lib.Weights,
     inputs: tf.Tensor,
     valid: tf.Tensor,
     seed: Optional[tf.Tensor],
     *,
+    activation: Callable[[tf.Tensor], tf.Tensor],
     dropout: float,
-    activation_dtype: str,
+    activation_dtype: str = 'float32',
 ) -> tf.Tensor:
-  """One block."""
+  """Returns x + dropout(activation(conv(LN(x)) + b)), an `encoder.Block`.
+
+  Args:
+    weights: As in `convolution_specs`.
+    inputs: float32 [B, S, D].
+    valid: float32 [B, S, 1], 1 for frames of the utterance, 0 for padding.
+    seed: int32 [2] in training, else None.
+    activation: Has D outputs for the convolution's `num_outputs`.
+    dropout: Rate of what is added.
+    activation_dtype: 'float32' or 'bfloat16' in the convolution.
+  """
   normed = layers.layer_norm(weights_lib.subtree('norm', weights), inputs)
   kernel = tf.cast(weights['kernel'], activation_dtype)
   reach = kernel.shape[0] // 2
@@ -107,4 +124,4 @@ def _block(
   hidden = convolution.convolve(tf.cast(padded, activation_dtype), kernel, 1)
   # The residual stream stays float32.
   hidden = tf.cast(hidden, tf.float32) + weights['bias']
-  return inputs + layers.dropout(layers.glu(hidden), dropout, seed)
+  return inputs + layers.dropout(activation(hidden), dropout, seed)

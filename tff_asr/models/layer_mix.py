@@ -9,6 +9,12 @@ outputs for each frame:
     mix = sum_l softmax(a)_l LN(x_l)
     outputs = dropout(GELU(conv(dropout(mix)) + b))
 
+`num_blocks` residual blocks and a layer norm may follow, as in `conv`:
+
+    outputs = outputs + dropout(GELU(conv(LN(outputs)) + b))
+
+Frames past an utterance's end read as 0 in every convolution.
+
 Whisper's layers have a few features hundreds of times larger than the others.
 The norm has no weights and no statistics of data, so that every initialisation
 starts at one scale, and no part of it is private.
@@ -17,17 +23,21 @@ starts at one scale, and no part of it is private.
 """
 
 from collections.abc import Sequence
+import functools
 import math
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.features import convolution
 from tff_asr.features import front_end as front_end_lib
+from tff_asr.models import conv
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import layers as layers_lib
 from tff_asr.models import weights as weights_lib
+
+_gelu = functools.partial(tf.nn.gelu, approximate=False)
 
 
 def build(
@@ -35,6 +45,7 @@ def build(
     front_end: front_end_lib.FrontEnd,
     dim: int = 128,
     kernel_size: int = 5,
+    num_blocks: int = 0,
     dropout: float = 0.0,
 ) -> encoder_lib.Encoder:
   """Builds the encoder.
@@ -46,27 +57,35 @@ def build(
   Args:
     front_end: Gives L and L E, its `num_layers` and `feature_dim`.
     dim: D.
-    kernel_size: Frames of the kernel, odd; 1 for a layer of each frame alone.
-    dropout: Rate before and after the convolution.
+    kernel_size: Frames of each kernel, odd; 1 for layers of each frame alone.
+    num_blocks: Residual blocks. If 0, there is no last layer norm, either.
+    dropout: Rate before and after the first convolution and in each block.
 
   Returns:
     An `encoder.Encoder` with S = T.
 
   Raises:
-    ValueError: A size is not positive, kernel_size is even, or dropout is
-      outside [0, 1).
+    ValueError: A size is not positive, num_blocks is negative, kernel_size is
+      even, or dropout is outside [0, 1).
   """
   num_layers = front_end.num_layers
   width = front_end.feature_dim // num_layers
-  head = _Head(num_layers, width, dim, kernel_size, dropout)
+  head = _head(
+      num_layers,
+      width,
+      dim=dim,
+      kernel_size=kernel_size,
+      num_blocks=num_blocks,
+      dropout=dropout,
+  )
 
   def apply(weights, features, feature_lengths, seed):
     shape = tf.shape(features)
     # As `pretrained.features` joined them: layer after layer.
     parts = tf.reshape(features, [shape[0], shape[1], num_layers, width])
-    return head(weights, parts, feature_lengths, seed), feature_lengths
+    return head.apply(weights, parts, feature_lengths, seed)
 
-  return encoder_lib.Encoder(head.specs(), apply, output_lengths, dim)
+  return encoder_lib.Encoder(head.specs, apply, output_lengths, dim)
 
 
 def build_on(
@@ -75,6 +94,7 @@ def build_on(
     layers: Optional[Sequence[int]] = None,
     dim: int = 128,
     kernel_size: int = 5,
+    num_blocks: int = 0,
     dropout: float = 0.0,
 ) -> encoder_lib.Encoder:
   """Builds the same on an encoder that is trained with it.
@@ -85,6 +105,7 @@ def build_on(
       number of blocks. None: all but 0.
     dim: D.
     kernel_size: As for `build`.
+    num_blocks: As for `build`.
     dropout: As for `build`.
 
   Returns:
@@ -95,7 +116,14 @@ def build_on(
     ValueError: As `build`, or there is no such layer.
   """
   chosen = encoder_lib.choose_layers(encoder, layers)
-  head = _Head(len(chosen), encoder.output_dim, dim, kernel_size, dropout)
+  head = _head(
+      len(chosen),
+      encoder.output_dim,
+      dim=dim,
+      kernel_size=kernel_size,
+      num_blocks=num_blocks,
+      dropout=dropout,
+  )
   # Both trained and frozen ones, so that `select` finds them together.
   below = lambda mapping: weights_lib.prefix('encoder', mapping)
 
@@ -108,10 +136,10 @@ def build_on(
         encoder_seed,
     )
     parts = tf.stack([outputs[layer] for layer in chosen], axis=2)
-    return head(weights, parts, lengths, head_seed), lengths
+    return head.apply(weights, parts, lengths, head_seed)
 
   return encoder_lib.Encoder(
-      {**below(encoder.specs), **head.specs()},
+      {**below(encoder.specs), **head.specs},
       apply,
       encoder.output_lengths,
       dim,
@@ -124,51 +152,58 @@ def output_lengths(feature_lengths: tf.Tensor) -> tf.Tensor:
   return feature_lengths
 
 
-class _Head(NamedTuple):
-  """Norms, mix and convolution; fields as the symbols of the module."""
+def _head(
+    num_layers: int,
+    width: int,
+    *,
+    dim: int,
+    kernel_size: int,
+    num_blocks: int,
+    dropout: float,
+) -> encoder_lib.Encoder:
+  """The encoder of inputs float32 [B, S, L, E]; raises for bad settings."""
+  checks.positive_int(dim=dim, kernel_size=kernel_size)
+  checks.non_negative_int(num_blocks=num_blocks)
+  checks.below_one(dropout=dropout)
+  if kernel_size % 2 == 0:
+    raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
+  fan_in = kernel_size * width
+  specs = {
+      'bias': weights_lib.zeros_spec(dim),
+      'kernel': weights_lib.WeightSpec(
+          (kernel_size, width, dim),
+          # LeCun uniform: outputs have the variance of the inputs.
+          limit=math.sqrt(3 / fan_in),
+      ),
+      # Equal shares at first.
+      'mix': weights_lib.zeros_spec(num_layers),
+  }
 
-  num_layers: int
-  width: int
-  dim: int
-  kernel_size: int
-  dropout: float
-
-  def specs(self) -> weights_lib.Specs:
-    """Its weights; raises ValueError for bad settings."""
-    checks.positive_int(dim=self.dim, kernel_size=self.kernel_size)
-    checks.below_one(dropout=self.dropout)
-    if self.kernel_size % 2 == 0:
-      raise ValueError(f'kernel_size must be odd, found {self.kernel_size}.')
-    fan_in = self.kernel_size * self.width
-    return {
-        'bias': weights_lib.zeros_spec(self.dim),
-        'kernel': weights_lib.WeightSpec(
-            (self.kernel_size, self.width, self.dim),
-            # LeCun uniform: outputs have the variance of the inputs.
-            limit=math.sqrt(3 / fan_in),
-        ),
-        # Equal shares at first.
-        'mix': weights_lib.zeros_spec(self.num_layers),
-    }
-
-  def __call__(
-      self,
-      weights: weights_lib.Weights,
-      parts: tf.Tensor,
-      lengths: tf.Tensor,
-      seed: Optional[tf.Tensor],
-  ) -> tf.Tensor:
-    """float32 [B, S, L, E] to [B, S, D]."""
+  def apply(weights, parts, lengths, seed):
     mix_seed, output_seed = layers_lib.split_seed(seed, 2)
     parts = layers_lib.normalize_frames(parts)
     # Shares sum to 1, so that the mix stays at the scale of one layer.
     shares = tf.nn.softmax(weights['mix'])
     hidden = tf.reduce_sum(parts * shares[:, tf.newaxis], axis=2)
-    hidden = layers_lib.dropout(hidden, self.dropout, mix_seed)
+    hidden = layers_lib.dropout(hidden, dropout, mix_seed)
     # Frames past the end read as 0.
     hidden *= layers_lib.length_mask(lengths, tf.shape(hidden)[1])
-    reach = self.kernel_size // 2
+    reach = kernel_size // 2
     padded = tf.pad(hidden, [[0, 0], [reach, reach], [0, 0]])
     hidden = convolution.convolve(padded, weights['kernel'], 1)
-    hidden = tf.nn.gelu(hidden + weights['bias'], approximate=False)
-    return layers_lib.dropout(hidden, self.dropout, output_seed)
+    hidden = _gelu(hidden + weights['bias'])
+    return layers_lib.dropout(hidden, dropout, output_seed), lengths
+
+  front = encoder_lib.Encoder(specs, apply, output_lengths, dim)
+  if num_blocks == 0:
+    return front
+  return encoder_lib.stack(
+      front,
+      num_blocks=num_blocks,
+      block_specs=conv.convolution_specs(dim, kernel_size, num_outputs=dim),
+      apply_block=functools.partial(
+          conv.add_convolution, activation=_gelu, dropout=dropout
+      ),
+      # The residual stream is not normalised inside the blocks.
+      final_norm=True,
+  )

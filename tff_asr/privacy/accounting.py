@@ -203,7 +203,9 @@ class RoundGroup:
   (`queries.sampler_epsilon`). strategy is set for min_sep and cyclic cohorts
   with correlated noise; their round group holds all rounds of one sequence
   (`ledger.Charges`), from the first on. secure_sum is set if clients add the
-  noise.
+  noise. noise_norm, which costs nothing, is the root mean square norm of a
+  round's noise on the sum over the clip C: sqrt(D) z if D elements have noise
+  of z C each; with a strategy, the norm before correlation. None: not known.
   """
 
   sampling: Sampling
@@ -212,6 +214,7 @@ class RoundGroup:
   sampler_epsilon: float = 0.0
   strategy: Optional[strategies.Toeplitz] = None
   secure_sum: Optional[SecureSumParams] = None
+  noise_norm: Optional[float] = None
 
   def __post_init__(self):
     checks.in_range(
@@ -219,6 +222,7 @@ class RoundGroup:
         _MAX_NUMBER,
         noise_multiplier=self.noise_multiplier,
         sampler_epsilon=self.sampler_epsilon,
+        noise_norm=self.noise_norm or 0.0,
     )
     checks.non_negative_int(count=self.count)
     checks.in_range(0, _MAX_ROUNDS, **{'count of rounds': self.count})
@@ -236,6 +240,35 @@ class RoundGroup:
     if self.sampling.kind == 'cyclic':
       separation = max(1, self.count)  # One participation.
     return self.strategy.sensitivity(self.count, min_sep=separation)
+
+  @property
+  def noise_over_clip(self) -> Optional[float]:
+    """(noise norm) / C of a round's mean, root mean square over the rounds.
+
+    sqrt(D) z / S for independent noise and a cohort size S; None: not known.
+    """
+    variance = 1.0
+    if self.strategy is not None and self.count:
+      # A round's noise has fresh draws and parts of all earlier ones.
+      weights = self.strategy.inverse_coefficients(self.count)
+      variance = np.cumsum(weights**2).mean()
+    return self._on_mean(variance)
+
+  @property
+  def noise_of_sum(self) -> Optional[float]:
+    """(noise norm) / C of the sum of all rounds' means; None: not known."""
+    variance = self.count
+    if self.strategy is not None and self.count:
+      # A draw's weight in the sum: that in its round and in those after it.
+      weights = self.strategy.inverse_coefficients(self.count)
+      variance = (np.cumsum(weights) ** 2).sum()
+    return self._on_mean(variance)
+
+  def _on_mean(self, variance: float) -> Optional[float]:
+    """(noise norm) / C of a mean with so many times the variance of a draw."""
+    if self.noise_norm is None:
+      return None
+    return self.noise_norm * math.sqrt(variance) / self.sampling.cohort_size
 
 
 def neighboring_relation(

@@ -237,6 +237,9 @@ def scale_cohort(
       sampler_epsilon=group.sampler_epsilon * max(
           1.0, cohort_size / sampling.cohort_size
       ),
+      noise_norm=group.noise_norm and (
+          group.noise_norm * cohort_size / sampling.cohort_size
+      ),
   )
 
 

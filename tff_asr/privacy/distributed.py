@@ -336,6 +336,14 @@ class DistributedSumQuery:
     return queries.QueryState.initial(
         l2_norm_clip=self._l2_norm_clip,
         noise_multiplier=self._noise_multiplier,
+        **queries.layer_fields(
+            self._clipper.layers,
+            num_noised=[
+                math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)
+            ],
+            # If no client drops out.
+            noise_scale=self._stddev_over_clip / self._noise_multiplier,
+        ),
     )
 
   def event(

@@ -375,7 +375,7 @@ class Goal:
 
 
 # Fewer are not among the measured runs, and 100 cost more than they gain.
-ROUNDS = (10, 20, 40, 100)
+ROUNDS = (20, 40, 100)
 
 
 def _default_sizes(num_people: int) -> list[int]:

@@ -12,6 +12,8 @@
       rounds              100; Poisson: each of 1,000 clients joins a round
                           independently with probability 0.01, 10 expected
       noise multiplier    1 (on the sum, over the clip; 0.1 on the mean)
+      noise / C           not known: sqrt(D) x 0.1 a round, for D trained
+                          parameters
 
 The first three entries are the verdict. A report of a run (`of_ledger`) is
 built from the rounds that its ledger charged, so it states what ran, and with
@@ -138,6 +140,9 @@ class TrainingDetails:
       sentence; '' if there was none.
     tokens: Source of the characters or sentence pieces that the model writes,
       as a part of a sentence; '' for a model without text output.
+    layer_noise: (noise norm) / clip of a round's mean by layer, before noise is
+      correlated; {}: not known.
+    has_layer_clips: Whether that is over the layer's own clip, and not over C.
   """
 
   l2_norm_clip: Optional[float] = None
@@ -146,14 +151,16 @@ class TrainingDetails:
   public_model: Optional[Mapping[str, str]] = None
   public_check: str = ''
   tokens: str = ''
+  layer_noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  has_layer_clips: bool = False
 
   @classmethod
   def of_fields(cls, fields: Mapping[str, Any]) -> Optional['TrainingDetails']:
     """Returns the details that `PrivacyReport.fields` has; None without any."""
     names = [field.name for field in dataclasses.fields(cls)]
-    if not all(name in fields for name in names):
+    if 'l2_norm_clip' not in fields:
       return None
-    found = cls(**{name: fields[name] for name in names})
+    found = cls(**{name: fields[name] for name in names if name in fields})
     # JSON has neither infinity nor tuples.
     clip = found.l2_norm_clip
     return dataclasses.replace(
@@ -279,6 +286,38 @@ class PrivacyReport:
     epsilon = format_epsilon(self.epsilon)
     return f'({epsilon}, {self.delta:g})-differential privacy'
 
+  @functools.cached_property
+  def noise_over_clip(self) -> list[Optional[float]]:
+    """(noise norm) / C of a round's mean, of each group that trained a model.
+
+    None: not known. Equal values are listed once.
+    """
+    return list(dict.fromkeys(
+        group.noise_over_clip for group in self.training_rounds
+    ))
+
+  @functools.cached_property
+  def rounds_over_noise(self) -> Optional[float]:
+    """C over the norm of the noise of the mean update of all rounds.
+
+    It is sqrt(rounds) / (noise / C) where all rounds have the same, independent
+    noise. Rounds that released no model do not count. Infinite without noise;
+    None: not known, or no round.
+    """
+    groups = self.training_rounds
+    # Groups have independent noise, so their variances add up.
+    norms = [group.noise_of_sum for group in groups]
+    if not groups or None in norms:
+      return None
+    noise = math.hypot(*norms)
+    return _num_rounds(groups) / noise if noise else math.inf
+
+  @functools.cached_property
+  def training_rounds(self) -> list[accounting.RoundGroup]:
+    """The rounds that released a model."""
+    released = itertools.chain(*self.releases.values())
+    return [each for each in _without(self.rounds, released) if each.count]
+
   @property
   def not_covered(self) -> list[str]:
     """What reveals private data and is not in epsilon."""
@@ -301,6 +340,7 @@ class PrivacyReport:
         'rounds': self.num_rounds,
         'inherited_rounds': self.inherited,
         'groups': [_group_fields(group) for group in self.rounds],
+        'rounds_over_noise': json_number(self.rounds_over_noise),
         'warnings': _warnings(self.notes),
         'releases': {
             name: _num_rounds(groups) for name, groups in self.releases.items()
@@ -313,6 +353,7 @@ class PrivacyReport:
       fields |= {
           'l2_norm_clip': json_number(self.details.l2_norm_clip),
           'public_inputs': list(self.details.public_inputs),
+          'layer_noise': dict(self.details.layer_noise),
           'assumptions': [_SETTLED],
           'not_covered': self.not_covered,
       }
@@ -324,6 +365,10 @@ class PrivacyReport:
     return '\n'.join([
         f'Privacy of each {self.privacy_unit}: {self.verdict}',
         f'Epsilon: {_epsilon_words(self)}',
+        'Noise / C a round: '
+        + (', '.join(map(_noise_number, self.noise_over_clip)) or 'no round')
+        + f'; {_run_noise_words(self)}: '
+        + _noise_number(self.rounds_over_noise),
         *_warnings(self.notes),
         *(other.summary for other in self.other_units),
     ])
@@ -646,12 +691,16 @@ def _without(
 ) -> list[accounting.RoundGroup]:
   """The rounds that are left without some of them."""
   counts = collections.Counter()
-  for sign, groups in ((1, rounds), (-1, removed)):
-    for group in groups:
-      counts[dataclasses.replace(group, count=0)] += sign * group.count
-  return [
-      dataclasses.replace(group, count=count) for group, count in counts.items()
-  ]
+  for group in removed:
+    counts[dataclasses.replace(group, count=0)] += group.count
+  left = []
+  # Group by group: two sequences of correlated noise are no longer sequence.
+  for group in rounds:
+    kind = dataclasses.replace(group, count=0)
+    count = min(group.count, counts[kind])
+    counts[kind] -= count
+    left.append(dataclasses.replace(group, count=group.count - count))
+  return left
 
 
 def _noise_on_mean(group: accounting.RoundGroup) -> float:
@@ -700,6 +749,7 @@ def _group_fields(group: accounting.RoundGroup) -> dict[str, Any]:
       'sampling_prob': group.sampling.sampling_prob,
       'noise_multiplier': group.noise_multiplier,
       'sigma_mean': _noise_on_mean(group),
+      'noise_over_clip': group.noise_over_clip,
       'rounds': group.count,
   }
   # Only then does one client move several rounds together.
@@ -729,6 +779,11 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
   entries = []
   for group in report.rounds:
     entries += _group_entries(group, report.privacy_unit)
+  if report.rounds_over_noise is not None:
+    entries.append((
+        'noise of the run',
+        f'{_run_noise_words(report)} is {report.rounds_over_noise:.3g}',
+    ))
   for release, groups in report.releases.items():
     words = _RELEASES[release].format(unit=report.privacy_unit)
     epsilon = accounting.epsilon(
@@ -800,7 +855,66 @@ def _group_entries(
         f'{group.secure_sum.num_clients:,} devices; the others may drop out, '
         'and add to it if they do not'
     )
-  return [('rounds', f'{group.count:,}; {drawn}'), ('noise multiplier', words)]
+  return [
+      ('rounds', f'{group.count:,}; {drawn}'),
+      ('noise multiplier', words),
+      ('noise / C', _noise_words(group)),
+  ]
+
+
+def _noise_words(group: accounting.RoundGroup) -> str:
+  """The norm of the noise on a round's mean over the clip, in words."""
+  if group.noise_over_clip is None:
+    return (
+        f'not known: sqrt(D) x {_noise_on_mean(group):.3g} a round, for D '
+        'trained parameters'
+    )
+  words = (
+      f'{group.noise_over_clip:.3g} a round, the norm of the noise on the mean '
+      'of the updates over the clip'
+  )
+  if group.strategy is not None:
+    fresh = group.noise_norm / group.sampling.cohort_size
+    words += (
+        ' (root mean square over the rounds: noise that is taken back later is '
+        f'in it; {fresh:.3g} without correlation)'
+    )
+  if group.secure_sum is not None:
+    words += ', if no device drops out'
+  return words
+
+
+def _run_noise_words(report: PrivacyReport) -> str:
+  """Says what `rounds_over_noise` is in this report."""
+  groups = report.training_rounds
+  if len(groups) == 1 and groups[0].strategy is None:
+    return 'sqrt(rounds) / (noise / C)'
+  return 'C over the noise of the mean update of all rounds'
+
+
+def _noise_number(value: Optional[float]) -> str:
+  return 'not known' if value is None else f'{value:.3g}'
+
+
+def _layer_noise_words(details: TrainingDetails) -> str:
+  """The noise of layers over their clips, in words."""
+  noise = details.layer_noise
+  if not noise:
+    return 'not known'
+  least, most = min(noise, key=noise.get), max(noise, key=noise.get)
+  clip = 'its own clip C_h' if details.has_layer_clips else (
+      'C: all layers are clipped as one'
+  )
+  # float32 rounds.
+  if noise[most] <= noise[least] * (1 + 1e-5):
+    return (
+        f'{noise[most]:.3g} a round for each of {len(noise):,} layers, over '
+        f'{clip}'
+    )
+  return (
+      f'a round, for {len(noise):,} layers: {noise[least]:.3g} ({least}) to '
+      f'{noise[most]:.3g} ({most}), each over {clip}'
+  )
 
 
 def _training_entries(
@@ -819,6 +933,7 @@ def _training_entries(
     public_words += f'; {details.public_check}'
   return [
       ('clip', _clip_words(details, unit=unit)),
+      ('noise by layer', _layer_noise_words(details)),
       ('trust model', _trust_words(report.rounds)),
       ('unit covers', _UNITS.get(unit, 'one client')),
       ('taken as public', public_words),

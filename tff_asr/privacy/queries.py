@@ -56,6 +56,10 @@ class QueryState(NamedTuple):
       Secret.
     counter: Noised results so far, int64 [].
     layer_clips: C_h of the coming round, float32 [H], if clips adapt.
+    layer_noise: Norm of the noise on each layer of a sum over z C, before it is
+      correlated, float32 [number of layers]: sqrt(D_h) for D_h elements.
+    layer_shares: C_h / C, float32 [number of layers], of the first round; () if
+      all layers are clipped as one.
     output_scale: Of the strategy of correlated noise, int64 [d].
     buf_decay: The same, int64 [d]; [0] if the strategy is banded.
     buffers: Noise that later rounds cancel in part, int64 [d, ...] for each
@@ -67,6 +71,8 @@ class QueryState(NamedTuple):
   noise_key: tf.Tensor
   counter: tf.Tensor
   layer_clips: tf.Tensor | tuple[()] = ()
+  layer_noise: tf.Tensor | tuple[()] = ()
+  layer_shares: tf.Tensor | tuple[()] = ()
   output_scale: tf.Tensor | tuple[()] = ()
   buf_decay: tf.Tensor | tuple[()] = ()
   buffers: clipping_lib.Nest = ()
@@ -293,13 +299,23 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   @property
   def num_noised(self) -> float:
+    return sum(self._noised)
+
+  @property
+  def _noised(self) -> list[float]:
+    """Each tensor's part of `num_noised`."""
     sizes = [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)]
-    return sum(size * f**2 for size, f in zip(sizes, self._factors))
+    return [size * f**2 for size, f in zip(sizes, self._factors)]
 
   def initial_global_state(self) -> QueryState:
     return QueryState.initial(
         l2_norm_clip=self._l2_norm_clip,
         noise_multiplier=self._noise_multiplier,
+        **layer_fields(
+            self._clipper.layers,
+            num_noised=self._noised,
+            noise_scale=self._noise_scale,
+        ),
         **self._noise.initial_state(self._sum_specs),
     )
 
@@ -423,6 +439,32 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
 # From the specs of a record (nest of float32 `tf.TensorSpec`) to a query.
 BuildQuery = Callable[[clipping_lib.Nest], PerLayerClipSumQuery]
+
+
+def layer_fields(
+    layers: Sequence[clipping_lib.Layer],
+    *,
+    num_noised: Sequence[float],
+    noise_scale: float,
+) -> dict[str, tf.Tensor]:
+  """Returns the fields of a `QueryState` on the noise of layers.
+
+  Args:
+    layers: As `Clipping.divide` returns them.
+    num_noised: Elements of each tensor that get noise, times the squares of
+      factors of their noise.
+    noise_scale: Standard deviation of the noise on the sum over z C.
+  """
+  noise = [
+      noise_scale
+      * math.sqrt(sum(num_noised[place] for place in layer.indices))
+      for layer in layers
+  ]
+  fields = {'layer_noise': tf.constant(noise, tf.float32)}
+  if layers[0].share is not None:
+    shares = [layer.share for layer in layers]
+    fields['layer_shares'] = tf.constant(shares, tf.float32)
+  return fields
 
 
 def set_noise_key(state: QueryState, key: np.ndarray) -> QueryState:

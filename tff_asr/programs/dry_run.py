@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
+from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
@@ -43,21 +44,24 @@ async def describe(
   saved = state, training.init_loop_state(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
+  plain_specs = subspace.plain_model(training.model).specs
   shows_exact = training.privacy.exact_metrics or not _claims_epsilon(
       training, prepared
   )
   rows = _expectation(training, prepared)
   rows |= {
       'data': _data(training.client_data, shows_exact=shows_exact),
-      'parameters': f'{weights_lib.num_parameters(specs):,}',
+      'parameters': f'{weights_lib.num_parameters(plain_specs):,}',
       'saved states': _saved_states(training.settings, state_bytes),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
   if frozen := process_lib.frozen_layers(state):
     trained = weights_lib.num_parameters(weights_lib.without(frozen, specs))
+    described = layer_freeze.describe(frozen, specs, plain_specs=plain_specs)
     rows['trained'] = (
-        f'{trained:,} of them; {layer_freeze.describe(frozen, specs)}'
+        f'{trained:,} of them; {described}' if specs is plain_specs
+        else described
     )
   if inherited is not None:
     rows['drawn'] = (

@@ -9,7 +9,7 @@ over the same logits.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import functools
@@ -31,6 +31,7 @@ from tff_asr.execution import devices
 from tff_asr.metrics import normalization
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
+from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import lm_tuning
 from tff_asr.programs import progress as progress_lib
@@ -338,11 +339,52 @@ class Evaluator:
     ]
 
   def _batches(self) -> tf.data.Dataset:
-    examples = tf.data.Dataset.from_tensor_slices(
-        # Sorted, so that batches do not depend on the order of the ids.
-        sorted(self.client_data.client_ids)
-    ).flat_map(self.client_data.serializable_dataset_fn)
-    return self._pipeline.evaluation_batches(examples)
+    return self._pipeline.evaluation_batches(examples_of(self.client_data))
+
+
+def examples_of(
+    client_data: tff.simulation.datasets.ClientData, *, max_each: int = -1
+) -> tf.data.Dataset:
+  """Returns the utterances of all speakers, or the first ones of each."""
+  return tf.data.Dataset.from_tensor_slices(
+      # Sorted, so that batches do not depend on the order of the ids.
+      sorted(client_data.client_ids)
+  ).flat_map(
+      lambda each: client_data.serializable_dataset_fn(each).take(max_each)
+  )
+
+
+def fit_subspace(
+    model: subspace.SubspaceModel,
+    weights: weights_lib.Weights,
+    *,
+    pipeline: pipeline_lib.Pipeline,
+    client_data: tff.simulation.datasets.ClientData,
+) -> tuple[weights_lib.Weights, dict[str, float]]:
+  """Finds subspaces on some utterances of all public speakers.
+
+  Args:
+    model: The model.
+    weights: The seed model's weights, of the model with whole kernels.
+    pipeline: Computes features.
+    client_data: Public speakers; `model.num_utterances` of their first ones are
+      taken, about equally many of each.
+
+  Returns:
+    As `subspace.fit`.
+  """
+  count = model.num_utterances
+  examples = examples_of(
+      client_data, max_each=-(-count // len(client_data.client_ids))
+  ).take(count)
+  utterances = (
+      features[:length]
+      for batch in pipeline.evaluation_batches(examples)
+      for features, length in zip(batch['features'], batch['feature_lengths'])
+  )
+  return subspace.fit(
+      model, weights, utterances, feature_dim=pipeline.front_end.feature_dim
+  )
 
 
 def check_corpus(
@@ -386,6 +428,7 @@ def evaluate(
     dev_dir: Optional[str] = None,
     rules: Sequence[str] = (),
     output_name: str = 'test.json',
+    compare: Optional[Callable[[Sequence[str], str], Iterable[str]]] = None,
 ) -> list[dict[str, Any]]:
   """Decodes all speakers of a data set with each run's model.
 
@@ -407,6 +450,7 @@ def evaluate(
       `with_lm`, which names the model; and how many speakers the model's
       guarantee protects (`public_data.OverlapCounts`), which is also printed.
       It holds transcripts, so the data must be public.
+    compare: Returns lines to print at the end, from the runs and `output_name`.
 
   Returns:
     What was written for each run.
@@ -460,6 +504,8 @@ def evaluate(
       results.append(_results(evaluated, attributes, counts, beam_search))
       files.write_json(os.path.join(run, output_name), results[-1])
   _print_results(runs, results, private)
+  for line in compare(runs, output_name) if compare is not None else ():
+    print(line)
   return results
 
 

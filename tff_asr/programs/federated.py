@@ -22,6 +22,7 @@ import re
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
@@ -31,9 +32,11 @@ from tff_asr.execution import context as context_lib
 from tff_asr.execution import devices
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
+from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
+from tff_asr.programs import evaluation
 from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
@@ -92,8 +95,25 @@ class FederatedTraining(
             self.client_data.client_ids, key=keys.from_seed(0)
         ),
         self.faults.validate,
+        self._check_subspace,
         super().validate,
     )
+
+  def _check_subspace(self) -> None:
+    """Raises ValueError if a subspace cannot be found."""
+    if not isinstance(self.model, subspace.SubspaceModel):
+      return
+    # An audit has neither: its canaries are as private in random subspaces.
+    if self.init_from_run is None and self.evaluator is not None:
+      raise ValueError(
+          'a subspace needs a seed model, on whose inputs it is found: set '
+          'INIT_FROM_RUN to a run of the same MODEL.'
+      )
+    if self.evaluator is None and self.init_from_run is not None:
+      raise ValueError(
+          'a subspace is found on the speech of the dev set, and EVALUATOR is '
+          'None: leave it as it is.'
+      )
 
   @functools.cached_property
   def _cohorts(self) -> cohorts.CohortSampler:
@@ -119,6 +139,38 @@ class FederatedTraining(
     if self.scores_run and os.path.realpath(self.scores_run) not in known:
       runs['the layer scores (SCORES_RUN)'] = self.scores_run
     return runs
+
+  @property
+  def selects_on_dev(self) -> bool:
+    # Its speech decides what of the model is trained.
+    return self.evaluator is not None and isinstance(
+        self.model, subspace.SubspaceModel
+    )
+
+  def prepare_seed(self, weights: weights_lib.Weights) -> weights_lib.Weights:
+    model = self.model
+    if not isinstance(model, subspace.SubspaceModel):
+      return weights
+    if run_dir.newest_state_path(self.output_dir) is not None:
+      # The run resumes, with the subspaces that its state holds. Any others
+      # will do for the structure of the state.
+      return model.initialize(tf.zeros([2], tf.int32))
+    weights, shares = evaluation.fit_subspace(
+        model,
+        weights,
+        pipeline=self.pipeline,
+        client_data=self.evaluator.client_data,
+    )
+    print(
+        f'subspace: trained within {model.rank} principal directions of their '
+        'inputs on public speech: '
+        + ', '.join(
+            f"{name} ({share:.1%} of the inputs' squared norm)"
+            for name, share in shares.items()
+        )
+        + '.'
+    )
+    return weights
 
   async def init_process_state(self) -> process_lib.State:
     # Calls of TFF computations return awaitables from here on. Not within
@@ -235,9 +287,21 @@ class FederatedTraining(
   def export(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
-    return state.process.global_model_weights, {
+    results = {}
+    if isinstance(self.model, subspace.SubspaceModel):
+      results['subspace'] = {
+          'kernels': list(self.model.kernels), 'rank': self.model.rank
+      }
+    frozen = process_lib.frozen_layers(state.process)
+    fixed = subspace.fixed_weights(self.model)
+    # On a CPU: GPUs may round products to 10 bits.
+    with tf.device('CPU:0'):
+      weights = subspace.plain_weights(
+          self.model, state.process.global_model_weights
+      )
+    return weights, results | {
         'bytes_per_client_and_round': fed_avg.traffic(state.process)._asdict(),
-        'frozen': process_lib.frozen_layers(state.process),
+        'frozen': [name for name in frozen if name not in fixed],
         'cohort_size': self.sampling.cohort_size,
         'population': self.sampling.population,
     }

@@ -33,7 +33,9 @@ from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
+from tff_asr.privacy import clipping
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
@@ -790,7 +792,54 @@ def cost(
       sampler_epsilon=sampler_epsilon,
       strategy=strategy,
       secure_sum=secure_sum,
+      noise_norm=_noise_norm(query_state(state)),
   )
+
+
+def _noise_norm(state: queries.QueryState) -> Optional[float]:
+  """Norm of a round's noise on the sum over C; None if the query has none."""
+  noise_multiplier = float(state.noise_multiplier)
+  if not noise_multiplier:
+    return 0.0
+  if not np.size(state.layer_noise):
+    return None
+  noise = np.asarray(state.layer_noise, np.float64)
+  return noise_multiplier * float(np.linalg.norm(noise))
+
+
+def noise_by_layer(
+    state: process_lib.State, sampling: accounting.Sampling
+) -> tuple[dict[str, float], bool]:
+  """Returns the noise on each layer of a round's mean over the layer's clip.
+
+  Args:
+    state: The learning process's state.
+    sampling: How cohorts are drawn.
+
+  Returns:
+    Norms of independent noise by name of the layer, {} if they are not known,
+    and whether they are over the layer's own clip: else all layers are clipped
+    as one, and the norms are over C. Clips that adapt are those of the coming
+    round.
+  """
+  query = query_state(state)
+  noise = np.asarray(query.layer_noise, np.float64) * (
+      float(query.noise_multiplier) / sampling.cohort_size
+  )
+  shares = np.asarray(query.layer_shares, np.float64)
+  if shares.size and np.size(query.layer_clips):
+    shares = np.asarray(query.layer_clips, np.float64) / query.l2_norm_clip
+  trained = clipping.names(weights_lib.without(
+      process_lib.frozen_layers(state), state.global_model_weights
+  ))
+  modules = dict.fromkeys(map(clipping.module_name, trained))
+  # A layer is a tensor or a module; the query's state has no names.
+  names = next(
+      (each for each in (trained, modules) if len(each) == noise.size), ()
+  )
+  if shares.size:
+    noise /= shares
+  return dict(zip(names, noise.tolist())), bool(shares.size)
 
 
 def _epsilon(rounds: list[accounting.RoundGroup], delta: float) -> float:

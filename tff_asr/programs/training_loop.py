@@ -49,6 +49,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
+from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
@@ -213,7 +214,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
     if self.init_from_run is not None:
       warm_start.check(
           self.init_from_run,
-          model=self.model,
+          model=subspace.plain_model(self.model),
           tokens=self.tokens,
           public_sha256=self.pipeline.front_end.public_sha256,
       )
@@ -264,18 +265,26 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
     """Returns the process's first state, with the weights of init_from_run."""
     state = await self.init_process_state()
     frozen = process_lib.frozen_layers(state)
+    plain_model = subspace.plain_model(self.model)
     if frozen:
-      print(f'freeze: {layer_freeze.describe(frozen, self.model.specs)}')
+      described = layer_freeze.describe(
+          frozen, self.model.specs, plain_specs=plain_model.specs
+      )
+      print(f'freeze: {described}')
     if self.init_from_run is None:
       return state
     weights = warm_start.replace_weights(
-        state.global_model_weights,
+        subspace.plain_weights(self.model, state.global_model_weights),
         run=self.init_from_run,
-        model=self.model,
+        model=plain_model,
         tokens=self.tokens,
         public_sha256=self.pipeline.front_end.public_sha256,
     )
-    return state._replace(global_model_weights=weights)
+    return state._replace(global_model_weights=self.prepare_seed(weights))
+
+  def prepare_seed(self, weights: weights_lib.Weights) -> weights_lib.Weights:
+    """Returns the weights to train, from those of the seed model."""
+    return weights
 
   @abc.abstractmethod
   async def init_process_state(self) -> process_lib.State:
@@ -1054,10 +1063,14 @@ def _write_privacy_report(
   training, ledger = opened.training, opened.ledger
   # If the run charges nothing, all its rounds are inherited.
   delta, l2_norm_clip, adaptive_layers = None, None, 0
+  layer_noise, has_layer_clips = {}, False
   if training.sampling is not None:
     query_state = private_rounds.query_state(state.process)
     l2_norm_clip = float(query_state.l2_norm_clip)
     adaptive_layers = np.size(query_state.layer_clips)
+    layer_noise, has_layer_clips = private_rounds.noise_by_layer(
+        state.process, training.sampling
+    )
     # The ledger's rounds may be of a larger, inherited population.
     delta = training.privacy.delta_of(
         training.sampling, ledger.contents.rounds
@@ -1072,6 +1085,8 @@ def _write_privacy_report(
       details=privacy_report.TrainingDetails(
           l2_norm_clip=l2_norm_clip,
           adaptive_layers=adaptive_layers,
+          layer_noise=layer_noise,
+          has_layer_clips=has_layer_clips,
           public_inputs=tuple(inputs),
           public_model=public_model and public_model._asdict(),
           public_check=opened.public.words,

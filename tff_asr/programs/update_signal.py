@@ -33,10 +33,12 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
+from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping
 from tff_asr.privacy import planning
 from tff_asr.privacy import queries
+from tff_asr.programs import evaluation
 from tff_asr.programs import warm_start
 
 # Each count of utterances has its own mean update of each person in memory.
@@ -65,19 +67,37 @@ class ClientUpdate:
   frozen: Collection[str] = ()
 
   @property
+  def frozen_names(self) -> list[str]:
+    """Names of the weights that are not trained."""
+    names = layer_freeze.match(self.frozen, self.model.specs)
+    return [*names, *subspace.fixed_weights(self.model)]
+
+  @property
   def trained(self) -> weights_lib.Specs:
     """The weights that are trained."""
-    names = layer_freeze.match(self.frozen, self.model.specs)
-    return weights_lib.without(names, self.model.specs)
+    return weights_lib.without(self.frozen_names, self.model.specs)
 
-  def read_weights(self, run: str) -> weights_lib.Weights:
-    """Returns a seed run's weights for this model; see `warm_start`."""
-    return warm_start.extend_weights(
+  def read_weights(
+      self, run: str, client_data: client_data_lib.SpeechClientData
+  ) -> weights_lib.Weights:
+    """Returns a seed run's weights for this model; see `warm_start`.
+
+    Args:
+      run: Folder of the seed run.
+      client_data: Public people, on whose speech subspaces are found.
+    """
+    weights = warm_start.extend_weights(
         run,
-        model=self.model,
+        model=subspace.plain_model(self.model),
         tokens=self.pipeline.tokenizer.identity,
         public_sha256=self.pipeline.front_end.public_sha256,
     )
+    if not isinstance(self.model, subspace.SubspaceModel):
+      return weights
+    found, _ = evaluation.fit_subspace(
+        self.model, weights, pipeline=self.pipeline, client_data=client_data
+    )
+    return found
 
   @property
   def has_clip(self) -> bool:
@@ -270,7 +290,7 @@ def _build_clipped_update(
     those to train on, int32 [n], and a seed to the update, float32 [D].
   """
   pipeline = dataclasses.replace(update.pipeline, read=client_data.read)
-  frozen = layer_freeze.match(update.frozen, update.model.specs)
+  frozen = update.frozen_names
   take_steps = client_update.build_local_steps(
       update.model, pipeline, update.local, frozen
   )

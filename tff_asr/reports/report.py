@@ -72,6 +72,11 @@ _FOR_THE_OPERATOR = (
     'Exact figures of training data and test speakers. No guarantee covers '
     'them: share this part only if you may share these data.'
 )
+_LAYER_NOISE = (
+    'Norm of the noise on the mean of a round over the clip of the layer, or '
+    'over C where all layers are clipped as one; correlated noise before it is '
+    'correlated. It follows from settings and from clips that were released.'
+)
 _PRIVATE_EVALUATION = (
     "Released with privacy, and charged to each run's ledger. Brackets and "
     'bars: 95 %, of the noise and, where people were drawn, of the draw.'
@@ -148,6 +153,10 @@ def _released(
       'Privacy': [
           draw('epsilons', plots.epsilons(runs)),
           draw('privacy_utility', plots.privacy_utility(runs)),
+          _details(
+              'Noise by layer, over the clip',
+              _table(tables.layer_noise(runs), note=_LAYER_NOISE),
+          ),
           *map(_privacy_report, runs),
       ],
       'Error rates of private people': [

@@ -55,10 +55,9 @@ def plan(
     if not public_dir or num_utterances is None:
       raise ValueError('--run needs --public_dir and --num_utterances.')
     update = update or update_signal.one_step(*model_spec.read(run))
+    people = client_data.load(public_dir)
     measured = update_signal.measure(
-        update,
-        weights=update.read_weights(run),
-        client_data=client_data.load(public_dir),
+        update, weights=update.read_weights(run, people), client_data=people
     )
     num_parameters = weights_lib.num_parameters(update.trained)
     signal = measured.law.signal(num_utterances)

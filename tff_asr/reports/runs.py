@@ -40,6 +40,7 @@ class Rounds(TypedDict):
   cohort_size: int
   population: int
   noise_multiplier: float
+  noise_over_clip: NotRequired[Optional[float]]
   rounds: int
 
 
@@ -49,6 +50,9 @@ class Privacy(TypedDict):
   delta: float
   epsilon: float | str  # 'inf', because JSON has no infinity.
   groups: list[Rounds]
+  rounds_over_noise: NotRequired[float | str | None]
+  layer_noise: NotRequired[dict[str, float]]
+  has_layer_clips: NotRequired[bool]
   releases: NotRequired[dict[str, int]]  # Rounds that released no model.
 
 

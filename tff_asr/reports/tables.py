@@ -31,6 +31,15 @@ Table = Sequence[Sequence[str]]
 
 # In the column `private`.
 PUBLIC_DATA, NOT_PRIVATE = 'public data', 'NOT PRIVATE'
+UNKNOWN = 'not known'
+# Columns on noise.
+NOISE = ('noise / C a round', 'sqrt(rounds) / (noise / C)')
+# Settings in which a private run and its run without privacy agree. Rates and
+# what is trained may differ, because each run should have those that suit it.
+_OF_TRAINING = (
+    'PRIVATE_DIR', 'INIT_FROM_RUN', 'NUM_ROUNDS', 'COHORT_SIZE',
+    'NUM_LOCAL_STEPS',
+)
 # Names of runs and speakers may contain them.
 _CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
 
@@ -197,19 +206,90 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for text, labels in found.items():
       whose = f' of {", ".join(labels)}' if len(found) > 1 else ''
       lines.append(f'{title}{whose}: {text}')
+  return lines + shares_of_gain(rows)
+
+
+def shares_of_gain(rows: Sequence[Row]) -> list[str]:
+  """Returns what share of the gain without privacy each private run has.
+
+  The gain is over a control, a row that public speakers trained from the same
+  seed model, or over the first row if there is none. There is a line for each
+  row with noise that has a row of the same training without noise.
+  """
+  lines = []
+  noise = lambda row: row.first.rounds.get('noise_multiplier')
+  for row, twin in itertools.permutations(rows, 2):
+    if not noise(row) or noise(twin) != 0 or not _agree(row, twin):
+      continue
+    base = next(
+        (
+            each for each in rows
+            if each.first.is_public and _agree(row, each, ('INIT_FROM_RUN',))
+        ),
+        rows[0],
+    )
+    found = [
+        f'{share} {words}'
+        for measure, words in (
+            (runs_lib.WER, 'greedily'), (runs_lib.WER_WITH_LM, 'with the LM'),
+        )
+        if (share := _share_of_gain(row, base, twin, measure))
+    ]
+    if found and base not in (row, twin):
+      lines.append(
+          f'{row.label}: share of the gain of {twin.label} over '
+          f'{base.label} (95 %): {", ".join(found)}'
+      )
   return lines
 
 
-def difference(row: Row, first: Row, measure: str) -> str:
-  """Formats the difference of two rows; empty where there is none.
+def _agree(
+    row: Row, other: Row, names: Sequence[str] = _OF_TRAINING
+) -> bool:
+  """Returns whether rows have the same settings of these names."""
+  return all(
+      row.first.settings.get(name) == other.first.settings.get(name)
+      for name in names
+  )
 
-  It is paired by speaker, so both need the same speakers and references, and
-  the same normalisation.
-  """
-  row, first = (each._replace(measure=measure) for each in (row, first))
-  if not row.words or row.words != first.words:
+
+def _share_of_gain(row: Row, base: Row, twin: Row, measure: str) -> str:
+  """Formats a share of the gain; empty if rows cannot be compared."""
+  row, base, twin = (
+      each._replace(measure=measure) for each in (row, base, twin)
+  )
+  if not (is_comparable(row, base) and is_comparable(twin, base)):
     return ''
-  if row.first.normalization != first.first.normalization:
+  found = confidence.share_of_gain(
+      row.errors,
+      baseline_errors=base.errors,
+      best_errors=twin.errors,
+      words=list(row.words.values()),
+  )
+  if found is None:
+    gain = confidence.difference(
+        base.errors, twin.errors, list(row.words.values())
+    )
+    return f'none (a gain of {interval(gain)} points is not clear of 0)'
+  share, low, high = (100 * value for value in found)
+  return f'{share:.0f} % ({low:.0f} to {high:.0f})'
+
+
+def is_comparable(row: Row, first: Row) -> bool:
+  """Returns whether rows have rates of the same speakers, by the same rules.
+
+  Differences are paired by speaker, so both need the same references, and the
+  same normalisation.
+  """
+  return bool(row.words) and row.words == first.words and (
+      row.first.normalization == first.first.normalization
+  )
+
+
+def difference(row: Row, first: Row, measure: str) -> str:
+  """Formats the difference of two rows; empty unless they are comparable."""
+  row, first = (each._replace(measure=measure) for each in (row, first))
+  if not is_comparable(row, first):
     return ''
   return interval(
       confidence.difference(row.errors, first.errors, list(row.words.values()))
@@ -534,6 +614,41 @@ def _cohort(row: Row) -> str:
   return f'{rounds["cohort_size"]:,} of {rounds["population"]:,}'
 
 
+def _noise_over_clip(row: Row) -> str:
+  """(noise norm) / C of a round's mean; empty without noise."""
+  rounds = row.first.rounds
+  if not rounds.get('noise_multiplier'):
+    return ''
+  found = rounds.get('noise_over_clip')
+  return UNKNOWN if found is None else number(found)
+
+
+def _rounds_over_noise(row: Row) -> str:
+  if not row.first.rounds.get('noise_multiplier'):
+    return ''
+  found = (row.first.privacy or {}).get('rounds_over_noise')
+  return UNKNOWN if found is None else number(float(found))
+
+
+def layer_noise(runs: Sequence[runs_lib.Run]) -> Table:
+  """Returns (noise norm) / clip by layer, a column for each run with noise."""
+  found = {
+      run.name + ('' if run.privacy.get('has_layer_clips') else ' (over C)'):
+      run.privacy['layer_noise']
+      for run in runs
+      if run.privacy is not None and run.rounds.get('noise_multiplier')
+      and run.privacy.get('layer_noise')
+  }
+  layers = dict.fromkeys(name for noise in found.values() for name in noise)
+  return [
+      ['noise / clip of the layer, a round', *found],
+      *(
+          [layer, *(number(noise.get(layer)) for noise in found.values())]
+          for layer in layers
+      ),
+  ]
+
+
 def _masked_accuracy(row: Row) -> str:
   """Accuracy of pre-training, and of always predicting one label."""
   accuracy, other = row.last('dev_accuracy'), row.last('dev_most_frequent')
@@ -595,6 +710,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'noise multiplier': lambda row: number(
         row.first.rounds.get('noise_multiplier')
     ),
+    **dict(zip(NOISE, (_noise_over_clip, _rounds_over_noise))),
     's a round or step': _step_seconds,
     'seconds': seconds,
 }
