@@ -33,11 +33,10 @@ _DELTA = flags.DEFINE_float(
     'delta', None, "By default the run's own, or 1 / (10 population)."
 )
 _SAMPLING = flags.DEFINE_enum(
-    'sampling', 'poisson', ['poisson', 'fixed_size', 'full'],
-    'How cohorts are drawn; full: all clients in each round.',
+    'sampling', 'poisson', ['poisson', 'fixed_size', 'full'], 'Full: everyone.'
 )
 _ACCOUNTANT = flags.DEFINE_enum(
-    'accountant', None, accounting.ACCOUNTANTS, 'By default the better one.'
+    'accountant', None, accounting.ACCOUNTANTS, 'Else both; of plots, rdp.'
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'json'], 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
@@ -55,6 +54,7 @@ flags.mark_flags_as_mutual_exclusive(['noise_multiplier', 'sigma_mean'])
 
 
 def main(_) -> None:
+  is_grown = _COHORTS.value or _POPULATIONS.value or _PLOT.value
   if _RUN.value:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
@@ -75,8 +75,8 @@ def main(_) -> None:
         noise_multiplier=noise_multiplier,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
-        sampling=_SAMPLING.value,
-        delta=_DELTA.value, accountant=_ACCOUNTANT.value,
+        sampling=_SAMPLING.value, delta=_DELTA.value,
+        accountant=_ACCOUNTANT.value or ('rdp' if is_grown else None),
     )
   reports = [report, *privacy_report.extrapolate(
       report,
