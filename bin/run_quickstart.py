@@ -123,7 +123,8 @@ _TITLES = {
 _EXPERIMENTS = {
     'scratch': {
         **{run: f'quickstart_{run}' for run in _LABELS},
-        'federated_dp_full': 'quickstart_federated_dp',
+        'federated_dp': 'quickstart_federated_subspace',
+        'federated_dp_full': 'quickstart_federated_subspace',
         'evaluate': 'quickstart_evaluate',
     },
     'real': {

@@ -93,7 +93,7 @@ def _private(
           'CHUNK_SIZE': num_utterances,
           **settings,
       },
-      experiment='quickstart_federated_dp',
+      experiment='quickstart_federated_subspace',
   )
 
 

@@ -9,9 +9,10 @@ where only theta is trained: `rest` and U do not change. Clip and noise then are
 of r M coordinates in place of K M weights, and the norm of the noise is
 sqrt(r / K) of what it was. U is found before the first round from public data
 only (`fit`): its columns are the leading eigenvectors of X^T X, X the inputs of
-the kernel on public speech, along which a kernel can change outputs most. theta begins as U^T W0 and rest as W0 - U U^T W0, W0 the seed model's
-kernel, so that the model begins as the seed model, and the norm of theta, which
-LAMB's trust ratio takes, is that of the part of W0 that is trained.
+the kernel on public speech, along which a kernel can change outputs most. theta
+begins as U^T W0 and rest as W0 - U U^T W0, W0 the seed model's kernel, so that
+the model begins as the seed model, and the norm of theta, which LAMB's trust
+ratio takes, is that of the part of W0 that is trained.
 
 The gradient of theta is U^T times the gradient of W: a step of SGD on theta is
 the step on W, projected. Random directions and adaptation within them: Li et

@@ -346,12 +346,15 @@ def examples_of(
     client_data: tff.simulation.datasets.ClientData, *, max_each: int = -1
 ) -> tf.data.Dataset:
   """Returns the utterances of all speakers, or the first ones of each."""
+  of_each = client_data.serializable_dataset_fn
+  if max_each >= 0:
+    of_each = lambda each: client_data.serializable_dataset_fn(each).take(
+        max_each
+    )
   return tf.data.Dataset.from_tensor_slices(
       # Sorted, so that batches do not depend on the order of the ids.
       sorted(client_data.client_ids)
-  ).flat_map(
-      lambda each: client_data.serializable_dataset_fn(each).take(max_each)
-  )
+  ).flat_map(of_each)
 
 
 def fit_subspace(

@@ -792,7 +792,7 @@ def cost(
       sampler_epsilon=sampler_epsilon,
       strategy=strategy,
       secure_sum=secure_sum,
-      noise_norm=_noise_norm(query_state(state)),
+      noise_norm=_noise_norm(query_state(state)) if noise_multiplier else 0.0,
   )
 
 
