@@ -374,29 +374,6 @@ def epsilon_by_pld(
   return _charge_sampler(max(0.0, float(found)), rounds, delta=delta), ''
 
 
-def is_within(
-    rounds: Sequence[RoundGroup], target_epsilon: float, *, delta: float
-) -> bool:
-  """Whether the smaller bound of both accountants is at most a target.
-
-  Args:
-    rounds: As for `epsilon`.
-    target_epsilon: Above 0.
-    delta: In (0, 1).
-  """
-  # RDP with its quick orders takes milliseconds, and mostly decides.
-  for orders in (QUICK_ORDERS, ORDERS):
-    found, _ = rdp_epsilon_and_order(rounds, delta=delta, orders=orders)
-    if found <= target_epsilon:
-      return True
-  if math.isinf(found):
-    return False
-  by_pld, _ = epsilon_by_pld(
-      rounds, delta=delta, step=search_step(target_epsilon)
-  )
-  return by_pld is not None and by_pld <= target_epsilon
-
-
 def search_step(target_epsilon: float) -> float:
   """Returns PLD's step for comparisons with a target.
 

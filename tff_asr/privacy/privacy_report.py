@@ -362,13 +362,16 @@ class PrivacyReport:
   @property
   def summary(self) -> str:
     """Verdict, and epsilon by each accountant, and warnings, a line each."""
+    noise = (
+        'Noise / C a round: '
+        + ', '.join(map(_noise_number, self.noise_over_clip))
+        + f'; {_run_noise_words(self)}: '
+        + _noise_number(self.rounds_over_noise)
+    )
     return '\n'.join([
         f'Privacy of each {self.privacy_unit}: {self.verdict}',
         f'Epsilon: {_epsilon_words(self)}',
-        'Noise / C a round: '
-        + (', '.join(map(_noise_number, self.noise_over_clip)) or 'no round')
-        + f'; {_run_noise_words(self)}: '
-        + _noise_number(self.rounds_over_noise),
+        *([noise] if any(each != 0 for each in self.noise_over_clip) else []),
         *_warnings(self.notes),
         *(other.summary for other in self.other_units),
     ])

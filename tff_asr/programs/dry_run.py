@@ -216,14 +216,11 @@ def _epsilon(
   end, epsilon = last, after(last)
   text = f'{privacy_report.format_epsilon(epsilon)} (RDP)'
   ends_before = ''
-  within = lambda number: accounting.is_within(
-      charged_after(number), target, delta=delta
-  )
-  if target is not None and not within(last):
+  if target is not None and epsilon > target:
     low, high = 1, last  # The first round is within the target, the last not.
     while high - low > 1:
       middle = (low + high) // 2
-      low, high = (middle, high) if within(middle) else (low, middle)
+      low, high = (middle, high) if after(middle) <= target else (low, middle)
     end, epsilon = low, after(low)
     ends_before = (
         f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
@@ -262,7 +259,6 @@ def _enough_noise(
         sampling=training.sampling,
         rounds=last,
         delta=delta,
-        accountant='rdp' if training.sampling.kind == 'fixed_size' else 'pld',
         others=[
             *inherited.charges.rounds,
             *evaluation_rounds.charges(evaluations, num_rounds=last),

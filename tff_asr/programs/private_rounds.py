@@ -224,9 +224,7 @@ class PrivateRoundRunner:
           [int(cohort_state.round_num)], cost(state, self._sampling)
       )
       charged += releases
-    return accounting.is_within(
-        charged, self._settings.target_epsilon, delta=self._delta
-    )
+    return _epsilon(charged, self._delta) <= self._settings.target_epsilon
 
   def claims_epsilon(self, state: process_lib.State) -> bool:
     """Whether a finite epsilon holds for the next round and those before."""
@@ -539,8 +537,9 @@ def check_first_round(
   target = settings.target_epsilon
   if target is None:
     return
-  if not accounting.is_within(rounds, target, delta=settings.delta):
-    found = _epsilon(rounds, settings.delta)
+  found = _epsilon(rounds, settings.delta)
+  # Not `found > target`, which lets NaN pass.
+  if not found <= target:
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
         f'TARGET_EPSILON is {target:g}, but after the first round epsilon would'
