@@ -19,8 +19,8 @@ Example:
   bin/quickstart
   bin/quickstart --twin           # also the same without privacy
   bin/quickstart --small          # two minutes: too few speakers for privacy
-  bin/quickstart --full           # 25 minutes more: cohorts three times as large,
-                                  # at equal epsilon
+  bin/quickstart --full           # half an hour more: cohorts three times as
+                                  # large, at equal epsilon
   bin/quickstart --real           # recorded speech: AN4, fetched
   bin/quickstart --real=an4       # the same, from a folder or an archive
   bin/quickstart --source=corpora/LibriSpeech/dev-clean

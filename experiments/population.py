@@ -1,9 +1,9 @@
 """What private training gains on generated speech, and what decides it.
 
-The rows with noise are simulations: 100 of 800 people are drawn a round, and the
-noise on their mean is what the stated cohort of 12,000 people has at the stated
-epsilon. A whole run of such a cohort takes up to half an hour, and its noise is
-all that differs much. bin/quickstart makes whole runs with guarantees.
+The rows with noise are simulations: 100 of 800 people are drawn a round, and
+the noise on their mean is what the stated cohort of 12,000 people has at the
+stated epsilon. A whole run of such a cohort takes up to half an hour, and its
+noise is all that differs much. bin/quickstart makes whole runs with guarantees.
 """
 
 from collections.abc import Mapping
@@ -200,23 +200,24 @@ _GAIN = design.Study(
         ),
     ),
     remark=(
-        'Of what no DP gains over the control, the quickstart\'s recipe keeps 33 '
-        '% greedily and 48 % with the LM, 3,000 a round with 16 utterances 65 '
-        'and 72 %; at epsilon 1 these are 17 and 6 %, and 26 and 44 %. '
-        'Noise does not depend on how much a person says, and the signal of a '
-        'person grows about as the root of it; so the former recipe, with 4 s '
-        'of speech a person, gained nothing greedily. What did not help, in a '
-        'simulator of this model at epsilon 4.94, 1,000 a round, 10 utterances '
-        'and without masks (one run each, loss on 100 dev speakers; all '
-        'parameters 9.21, 96 directions 8.81, 192 of them 8.75): 96 random '
-        'directions (9.39); the leading singular vectors of the seed\'s kernels '
-        '(96: 8.97, 192: 9.23); more rounds of fewer utterances (40 of 5: '
-        '9.45); a larger first moment or rate (LAMB .045, with masks: 11.3); '
-        'more public training after the private rounds (with masks 10.5, '
-        'before it 10.2); rates of .07 with everyone in 5 rounds (diverged). In '
-        'earlier trials at 2 utterances (greedy WER; 35.2 without): a Wiener '
-        'filter on 1,000 public directions of gradients 37.8, a natural '
-        'gradient from public data 36.6.'
+        "Of what no DP gains over the control, the quickstart's recipe "
+        'keeps 33 % greedily and 48 % with the LM, 3,000 a round with 16 '
+        'utterances 65 and 72 %; at epsilon 1 these are 17 and 6 %, and '
+        '26 and 44 %. Noise does not depend on how much a person says, '
+        'and the signal of a person grows about as the root of it; so the '
+        'former recipe, with 4 s of speech a person, gained nothing '
+        'greedily. What did not help, in a simulator of this model at '
+        'epsilon 4.94, 1,000 a round, 10 utterances and without masks '
+        '(one run each, loss on 100 dev speakers; all parameters 9.21, 96 '
+        'directions 8.81, 192 of them 8.75): 96 random directions (9.39); '
+        "the leading singular vectors of the seed's kernels (96: 8.97, "
+        '192: 9.23); more rounds of fewer utterances (40 of 5: 9.45); a '
+        'larger first moment or rate (LAMB .045, with masks: 11.3); more '
+        'public training after the private rounds (with masks 10.5, '
+        'before it 10.2); rates of .07 with everyone in 5 rounds '
+        '(diverged). In earlier trials at 2 utterances (greedy WER; 35.2 '
+        'without): a Wiener filter on 1,000 public directions of '
+        'gradients 37.8, a natural gradient from public data 36.6.'
     ),
 )
 
@@ -232,16 +233,16 @@ This makes everything and writes this page, in about half an hour:
     python -m experiments.run --suite=population
 
 eSpeak NG speaks everyday sentences of 1,147 words ([Generated
-speech](data.md#generated-speech)). It is not human speech. 64 public speakers of
-20 utterances train a seed model of .63 million weights; the control is the seed
-trained further by them. 32 dev speakers tune the language model, a trigram model
-(LM) of the public transcripts; 100 others are the test.
+speech](data.md#generated-speech)). It is not human speech. 64 public speakers
+of 20 utterances train a seed model of .63 million weights; the control is the
+seed trained further by them. 32 dev speakers tune the language model, a trigram
+model (LM) of the public transcripts; 100 others are the test.
 
-**Rows with noise are simulations without a guarantee.** Each round draws {_NUM_DRAWN} of
-800 private speakers, and adds to their mean the noise that the mean of the stated
-cohort of {_POPULATION:,} speakers has at the stated epsilon (PLD, delta 1e-5). What is
-left is that 100 speakers vary more than a thousand, so rates of whole runs are a
-little lower. Each row is one run.
+**Rows with noise are simulations without a guarantee.** Each round draws
+{_NUM_DRAWN} of 800 private speakers, and adds to their mean the noise that the
+mean of the stated cohort of {_POPULATION:,} speakers has at the stated epsilon
+(PLD, delta 1e-5). What is left is that 100 speakers vary more than a thousand.
+Each row is one run.
 """,
     evaluation='quickstart_evaluate',
     shards='{}',
