@@ -408,8 +408,7 @@ def _make_audio() -> dict[str, str]:
   source = _SOURCE.value
   if source is None:
     _run('-m', 'data_tools.synthetic_population', f'--output_dir={folder}',
-         *_CORPUS,
-         *(_SMALL_CORPUS if _SMALL.value else ()))
+         *_CORPUS, *(_SMALL_CORPUS if _SMALL.value else ()))
     return {part: os.path.join(folder, part) for part in _PARTS}
   source = os.path.abspath(source)
   tool, parent, split = 'an4', source, 'train'

@@ -9,7 +9,6 @@ from typing import Optional
 
 from experiments import an4_data
 from experiments import design
-from experiments import heads
 from tff_asr.reports import runs as runs_lib
 
 _COHORT_SIZE = 8
@@ -39,9 +38,35 @@ _SEED_SPEED = SEED.but(
     gin_files=('gin/data/augment_waveform.gin',),
 )
 _HEAD = 'head'
-_HEADS = heads.recipes('an4', shards='whisper.{}', parent_by_seed=True)
-_CENTRAL = _HEADS.seed.but('head_central', speakers='all')
-_HEAD_SPEED = _HEADS.seed.but('head_speed', speeds=(0.9, 1.0, 1.1))
+# The head has one convolution; NUM_BLOCKS is 0 in its experiments.
+_HEAD_PARAMETERS = 249_762
+_PRETRAINED = 'whisper-tiny.en'
+# Heads are trained on stored features.
+_HEAD_SEED = design.Recipe(
+    name=_HEAD,
+    program=design.CENTRAL,
+    experiment='an4_whisper_seed',
+    model=design.Model(
+        evaluation='an4_whisper_evaluate',
+        shards='whisper.{}',
+        pretrained=_PRETRAINED,
+    ),
+    speakers='public',
+)
+_HEAD_FEDERATED = design.Recipe(
+    name='head_federated',
+    program=design.FEDERATED,
+    experiment='an4_whisper_federated',
+    model=_HEAD_SEED.model,
+    parent=_HEAD_SEED,
+    parent_by_seed=True,
+)
+# Rows set its noise, and name it.
+_HEAD_PRIVATE = _HEAD_FEDERATED.but(
+    'head_private', experiment='an4_whisper_dp'
+)
+_CENTRAL = _HEAD_SEED.but('head_central', speakers='all')
+_HEAD_SPEED = _HEAD_SEED.but('head_speed', speeds=(0.9, 1.0, 1.1))
 
 
 # Fewer rounds than elsewhere: without stored features they take long.
@@ -58,14 +83,14 @@ _ADAM = 'gin/optimizers/adam.gin'
 def _multiplier(noise: float) -> float:
   """The noise multiplier of a norm of the noise on the head's mean, over C."""
   return design.noise_multiplier(
-      noise, num_parameters=heads.NUM_PARAMETERS, cohort_size=_COHORT_SIZE
+      noise, num_parameters=_HEAD_PARAMETERS, cohort_size=_COHORT_SIZE
   )
 
 
 def _short(part: str, noise: float) -> design.Recipe:
   """The head, or it and a part of the encoder, trained in few rounds."""
   suffix = '' if noise == _NOISES[0] else f'_{noise:g}'
-  recipe = _HEADS.private.but(
+  recipe = _HEAD_PRIVATE.but(
       f'short_{part}{suffix}',
       {**_SHORT, 'NOISE_MULTIPLIER': _multiplier(noise)},
       gin_files=(_ADAM,),
@@ -81,7 +106,7 @@ def _short(part: str, noise: float) -> design.Recipe:
           gin_files=(f'gin/models/public_{part}.gin',),
           # These files have the defaults of another head than the seed's.
           settings={
-              'PRETRAINED': repr(heads.PRETRAINED),
+              'PRETRAINED': repr(_PRETRAINED),
               'NUM_BLOCKS': 0,
               'DIM': 128,
           },
@@ -145,13 +170,13 @@ _ENCODER = design.Study(
             'from scratch, federated', FEDERATED, 'from scratch',
             kind=_SCRATCH,
         ),
-        _row('public encoder', _HEADS.seed, 'from scratch', kind=_PUBLIC),
+        _row('public encoder', _HEAD_SEED, 'from scratch', kind=_PUBLIC),
         _row(
             'public encoder, augmented', _HEAD_SPEED, 'public encoder',
             kind=_PUBLIC,
         ),
         _row(
-            'public encoder, federated', _HEADS.federated, 'public encoder',
+            'public encoder, federated', _HEAD_FEDERATED, 'public encoder',
             kind=_PUBLIC,
         ),
     ),
@@ -199,7 +224,7 @@ def _noise_row(clip: str, noise: float) -> design.Row:
   """Federated training of the head with a clip and noise."""
   return design.Row(
       f'{clip}, {noise:g}',
-      _HEADS.private.but(
+      _HEAD_PRIVATE.but(
           f'head_{clip}_{noise:g}',
           {'NOISE_MULTIPLIER': _multiplier(noise), 'CLIP_SPLIT': repr(clip)},
       ),
@@ -220,9 +245,9 @@ _NOISE = design.Study(
         'and the 32 private speakers together, in as many steps as the seed.'
     ),
     rows=(
-        _row('seed', _HEADS.seed),
+        _row('seed', _HEAD_SEED),
         _row('central', _CENTRAL, 'seed'),
-        _row('no DP', _HEADS.federated, 'central'),
+        _row('no DP', _HEAD_FEDERATED, 'central'),
         *(_noise_row(clip, n) for n in _NOISES for clip in ('global', 'dim')),
     ),
     x_label='(noise norm) / C on the mean',
@@ -276,7 +301,7 @@ _TRAINED = design.Study(
         'times for LoRA, 2.8 times for the last block, with more weights.'
     ),
     rows=(
-        _row('seed', _HEADS.seed),
+        _row('seed', _HEAD_SEED),
         *(_part_row(p, n) for n in (_NOISES[0], _NOISES[-1]) for p in _PARTS),
     ),
     columns=('minus seed', 'seconds'),
@@ -290,10 +315,10 @@ _INITIALISATIONS = design.Study(
         'and dropout; and two of them without the warm-up of the learning rate.'
     ),
     rows=(
-        _row('head', _HEADS.seed, seeds=tuple(range(1, 11))),
+        _row('head', _HEAD_SEED, seeds=tuple(range(1, 11))),
         _row(
             'without warm-up',
-            _HEADS.seed.but('head_cold', {'WARMUP_STEPS': 0}),
+            _HEAD_SEED.but('head_cold', {'WARMUP_STEPS': 0}),
             'head',
             seeds=_SEEDS[:2],
         ),

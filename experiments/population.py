@@ -1,4 +1,4 @@
-"""What private training gains on generated speech, and what decides it.
+"""Study of what private training gains on generated speech, and of its causes.
 
 The rows with noise are simulations: 100 of 800 people are drawn a round, and
 the noise on their mean is what the stated cohort of 12,000 people has at the
@@ -7,7 +7,7 @@ noise is all that differs much. bin/quickstart makes whole runs with guarantees.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments import design
 from tff_asr.reports import runs as runs_lib
@@ -17,34 +17,13 @@ _NUM_DRAWN = 100
 _NUM_UTTERANCES = 16
 
 
-class Cohort(NamedTuple):
-  """What a row's noise stands for: 20 rounds of 12,000 people, delta 1e-5.
-
-  Attributes:
-    size: Expected number of people in a round.
-    epsilon: Of the run, by PLD.
-    noise_multiplier: z that gives it.
-  """
-
-  size: int
-  epsilon: float
-  noise_multiplier: float
-
-  @property
-  def simulated(self) -> float:
-    """z of 100 people with the same noise on the mean."""
-    return float(f'{self.noise_multiplier * _NUM_DRAWN / self.size:.4g}')
-
-
-# As `bin/compute_epsilon.py --cohort_size=... --population=12000 --rounds=20
+# Noise on the mean over C, z / S, by the epsilon of 20 rounds (PLD, delta 1e-5).
+# `bin/compute_epsilon.py --cohort_size=... --population=12000 --rounds=20
 # --delta=1e-5 --accountant=pld --target_epsilon=...` finds z.
 _QUICK = {
-    1: Cohort(1000, 1, 1.8482),
-    2: Cohort(1000, 2, 1.2376),
-    4.94: Cohort(1000, 4.94, 0.8),
-    8: Cohort(1000, 8, 0.642),
+    1: 1.8482 / 1000, 2: 1.2376 / 1000, 4.94: 0.8 / 1000, 8: 0.642 / 1000,
 }
-_FULL = {1: Cohort(3000, 1, 4.49), 4.94: Cohort(3000, 4.94, 1.356)}
+_FULL = {1: 4.49 / 3000, 4.94: 1.356 / 3000}
 
 SEED = design.Recipe(
     name='seed',
@@ -70,7 +49,7 @@ TWIN = design.Recipe(
 
 def _private(
     name: str,
-    cohort: Cohort,
+    sigma_mean: float,
     *,
     num_utterances: int,
     **settings: Any,
@@ -79,14 +58,15 @@ def _private(
 
   Args:
     name: Its name.
-    cohort: The cohort.
+    sigma_mean: The noise on the mean over C.
     num_utterances: Of each person in a round, of 16.
     **settings: Macros to gin values.
   """
   return TWIN.but(
       name,
       {
-          'NOISE_MULTIPLIER': cohort.simulated,
+          # With the same noise on the mean of those who are drawn.
+          'NOISE_MULTIPLIER': float(f'{sigma_mean * _NUM_DRAWN:.4g}'),
           # The simulation has no guarantee to watch.
           'TARGET_EPSILON': None,
           # A step's utterances come from one chunk, and fit into one batch.
@@ -98,7 +78,7 @@ def _private(
 
 
 _ALL = {'TRAINED_MODEL': '%MODEL'}
-# As the seed model is trained.
+# The former recipe trained clients as the seed model is trained.
 _FORMER = {
     **_ALL,
     'AUGMENT': '@spec_augment.build()',

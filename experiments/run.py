@@ -6,8 +6,8 @@ can be stopped and started again; a run that was stopped continues.
 
   an4             recorded voices, of AN4: with and without a public encoder,
                   with and without noise
-  population      the federated paper's findings at real epsilons and equal
-                  noise, on generated speech
+  population      what private training gains on generated speech, in simulated
+                  cohorts
   layer_clipping  what clipping and noise leave of the server's step, with the
                   population's speech and models; its studies are states of
                   models
@@ -15,7 +15,7 @@ can be stopped and started again; a run that was stopped continues.
 
 Example:
   python -m experiments.run --suite=an4 --source=AN4_FOLDER --test=AN4_TEST
-  python -m experiments.run --suite=population --studies=clipping,depth
+  python -m experiments.run --suite=an4 --studies=noise,trained
   python -m experiments.run --suite=an4 --studies=     # only writes the report
 """
 

@@ -150,7 +150,7 @@ class LayerMixTest(parameterized.TestCase):
       outputs, _ = encoder.apply(
           weights, tf.constant(calls.features(1, 6, 12)), tf.constant([6]), None
       )
-      # Not a sum of squares, which a layer norm nearly fixes.
+      # We do not take the sum of squares, which a layer norm nearly fixes.
       total = tf.reduce_sum(outputs**2 * calls.features(5))
     for name, gradient in tape.gradient(total, weights).items():
       self.assertGreater(float(tf.norm(gradient)), 1e-4, name)

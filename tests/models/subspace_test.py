@@ -251,7 +251,7 @@ class SubspaceModelTest(parameterized.TestCase):
     self.assertAlmostEqual(
         self.shares[name], values[-6:].sum() / values.sum(), places=4
     )
-    # By falling eigenvalue.
+    # Columns are ordered by falling eigenvalue.
     np.testing.assert_allclose(
         np.diag(basis.T @ moment @ basis), values[::-1][:6], rtol=1e-3
     )

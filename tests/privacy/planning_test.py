@@ -205,7 +205,8 @@ class PlanTest(parameterized.TestCase):
     expected = 792.75 * 1.5 / (0.22 * 4.94)
     found = _GOAL.people_for(0.5, num_rounds=20)
     self.assertBetween(found, expected, 1.12 * expected)
-    # In an hour 180 take part in each of 20 rounds, however many there are.
+    # In an hour, 180 people take part in each of 20 rounds, however many there
+    # are.
     goal = dataclasses.replace(_GOAL, clients_per_sec=1.0, max_hours=1.0)
     self.assertIsNone(goal.people_for(0.5, num_rounds=20))
 
