@@ -17,7 +17,7 @@ _NUM_DRAWN = 100
 _NUM_UTTERANCES = 16
 
 
-# Noise on the mean over C, z / S, by the epsilon of 20 rounds (PLD, delta 1e-5).
+# Noise on the mean over C, z / S, by epsilon of 20 rounds (PLD, delta 1e-5).
 # `bin/compute_epsilon.py --cohort_size=... --population=12000 --rounds=20
 # --delta=1e-5 --accountant=pld --target_epsilon=...` finds z.
 _QUICK = {
