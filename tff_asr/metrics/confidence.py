@@ -113,9 +113,9 @@ def share_of_gain(
       errors, baseline_errors, best_errors, words
   )
   parts, wholes = baseline - errors, baseline - best
-  if difference(best, baseline, words).high >= 0:
-    return None
   sums = _resampled_sums(parts, words, wholes)
+  if np.percentile(sums[:, 2] / sums[:, 1], _TAILS)[0] <= 0:
+    return None
   is_gain = sums[:, 2] > 0
   shares = np.divide(
       sums[:, 0], sums[:, 2], out=np.zeros(len(sums)), where=is_gain

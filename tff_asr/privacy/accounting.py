@@ -271,6 +271,14 @@ class RoundGroup:
     return self.noise_norm * math.sqrt(variance) / self.sampling.cohort_size
 
 
+def default_delta(population: int) -> float:
+  """Returns 1 / (10 population).
+
+  It is a tenth of the delta at which publishing one client's data is allowed.
+  """
+  return 0.1 / population
+
+
 def neighboring_relation(
     rounds: Sequence[RoundGroup],
 ) -> dp_accounting.NeighboringRelation:

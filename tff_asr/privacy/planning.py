@@ -242,7 +242,9 @@ class Goal:
   @property
   def used_delta(self) -> float:
     """Delta, or the default."""
-    return 0.1 / self.num_people if self.delta is None else self.delta
+    if self.delta is None:
+      return accounting.default_delta(self.num_people)
+    return self.delta
 
   def run(self, *, cohort_size: int, num_rounds: int) -> PlannedRun:
     """Returns a run with the smallest noise that keeps epsilon.

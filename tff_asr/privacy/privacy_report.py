@@ -501,9 +501,8 @@ def plan(
         f'two of {", ".join(given)} must be given, the third is found; found '
         f'{", ".join(found) or "none of them"}.'
     )
-  # As `delta_or_default`, before there are rounds.
   if delta is None:
-    delta = 0.1 / population
+    delta = accounting.default_delta(population)
   search = accountant or ('rdp' if sampling == 'fixed_size' else 'pld')
   target = dict(sampling=how, delta=delta, accountant=search)
   if noise_multiplier is None:
@@ -627,8 +626,7 @@ def delta_or_default(
   """
   if delta is not None:
     return delta
-  # A tenth of the delta at which publishing one client's data is allowed.
-  return 0.1 / _population(rounds)
+  return accounting.default_delta(_population(rounds))
 
 
 def why_not_private(

@@ -45,12 +45,13 @@ async def describe(
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
   plain_specs = subspace.plain_model(training.model).specs
-  shows_exact = training.privacy.exact_metrics or not _claims_epsilon(
-      training, prepared
-  )
-  rows = _expectation(training, prepared)
+  claims_epsilon = _claims_epsilon(training, prepared)
+  rows = _expectation(training, state) if claims_epsilon else {}
   rows |= {
-      'data': _data(training.client_data, shows_exact=shows_exact),
+      'data': _data(
+          training.client_data,
+          shows_exact=training.privacy.exact_metrics or not claims_epsilon,
+      ),
       'parameters': f'{weights_lib.num_parameters(plain_specs):,}',
       'saved states': _saved_states(training.settings, state_bytes),
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
@@ -91,12 +92,9 @@ def _claims_epsilon(
 
 
 def _expectation(
-    training: training_loop.TrainingRun, prepared: training_loop.Prepared
+    training: training_loop.TrainingRun, state: process_lib.State
 ) -> dict[str, str]:
   """Noise and, if public people are there to measure, signal, over the clip."""
-  state = prepared.process_state
-  if not _claims_epsilon(training, prepared):
-    return {}
   group = private_rounds.cost(state, training.sampling)
   frozen = process_lib.frozen_layers(state)
   run = planning.PlannedRun(

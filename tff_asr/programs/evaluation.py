@@ -31,7 +31,6 @@ from tff_asr.execution import devices
 from tff_asr.metrics import normalization
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
-from tff_asr.models import subspace
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import lm_tuning
 from tff_asr.programs import progress as progress_lib
@@ -355,39 +354,6 @@ def examples_of(
       # Sorted, so that batches do not depend on the order of the ids.
       sorted(client_data.client_ids)
   ).flat_map(of_each)
-
-
-def fit_subspace(
-    model: subspace.SubspaceModel,
-    weights: weights_lib.Weights,
-    *,
-    pipeline: pipeline_lib.Pipeline,
-    client_data: tff.simulation.datasets.ClientData,
-) -> tuple[weights_lib.Weights, dict[str, float]]:
-  """Finds subspaces on some utterances of all public speakers.
-
-  Args:
-    model: The model.
-    weights: The seed model's weights, of the model with whole kernels.
-    pipeline: Computes features.
-    client_data: Public speakers; `model.num_utterances` of their first ones are
-      taken, about equally many of each.
-
-  Returns:
-    As `subspace.fit`.
-  """
-  count = model.num_utterances
-  examples = examples_of(
-      client_data, max_each=-(-count // len(client_data.client_ids))
-  ).take(count)
-  utterances = (
-      features[:length]
-      for batch in pipeline.evaluation_batches(examples)
-      for features, length in zip(batch['features'], batch['feature_lengths'])
-  )
-  return subspace.fit(
-      model, weights, utterances, feature_dim=pipeline.front_end.feature_dim
-  )
 
 
 def check_corpus(

@@ -155,11 +155,21 @@ class FederatedTraining(
       # The run resumes, with the subspaces that its state holds. Any others
       # will do for the structure of the state.
       return model.initialize(tf.zeros([2], tf.int32))
-    weights, shares = evaluation.fit_subspace(
+    dev, count = self.evaluator.client_data, model.num_utterances
+    # About equally many of each speaker.
+    examples = evaluation.examples_of(
+        dev, max_each=-(-count // len(dev.client_ids))
+    ).take(count)
+    utterances = (
+        features[:length]
+        for batch in self.pipeline.evaluation_batches(examples)
+        for features, length in zip(batch['features'], batch['feature_lengths'])
+    )
+    weights, shares = subspace.fit(
         model,
         weights,
-        pipeline=self.pipeline,
-        client_data=self.evaluator.client_data,
+        utterances,
+        feature_dim=self.pipeline.front_end.feature_dim,
     )
     print(
         f'subspace: trained within {model.rank} principal directions of their '

@@ -791,19 +791,17 @@ def cost(
       sampler_epsilon=sampler_epsilon,
       strategy=strategy,
       secure_sum=secure_sum,
+      # Without noise there may be no query.
       noise_norm=_noise_norm(query_state(state)) if noise_multiplier else 0.0,
   )
 
 
 def _noise_norm(state: queries.QueryState) -> Optional[float]:
-  """Norm of a round's noise on the sum over C; None if the query has none."""
-  noise_multiplier = float(state.noise_multiplier)
-  if not noise_multiplier:
-    return 0.0
+  """Norm of a round's noise on the sum over C; None if it is not known."""
   if not np.size(state.layer_noise):
     return None
   noise = np.asarray(state.layer_noise, np.float64)
-  return noise_multiplier * float(np.linalg.norm(noise))
+  return float(state.noise_multiplier) * float(np.linalg.norm(noise))
 
 
 def noise_by_layer(

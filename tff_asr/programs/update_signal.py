@@ -1,4 +1,4 @@
-"""How strong the clients' updates are: the norm of their mean over the clip.
+"""Signal of private training: the norm of the mean clipped update over C.
 
 The model's own client work, local steps and clip, runs on public people, and
 nothing is noised, trained or written:
