@@ -3,14 +3,14 @@
 A folder of `Wav2Vec2ForCTC` or `HubertForCTC` has, besides the encoder that
 `hugging_face` reads, a linear layer `lm_head` and the files of a
 `Wav2Vec2CTCTokenizer`: vocab.json, tokenizer_config.json and others, of which
-only the first one must exist. Each token of the vocabulary is one of these:
+only the first one must exist. What becomes of the tokens of the vocabulary:
 
-| token | what it becomes |
-|---|---|
-| the pad token, `<pad>` unless the files name another | the blank, which is our last output |
-| the word delimiter, `|` unless the files name another | a space |
-| `<s>`, `</s>`, `<unk>`, and what the files name as special | an output without text |
-| a single character | itself, in lower case unless the vocabulary then had a character twice |
+- The pad token, `<pad>` unless the files name another, is the blank. It may have
+  any id, and is our last output.
+- The word delimiter, `|` unless the files name another, is a space.
+- `<s>`, `</s>`, `<unk>` and what the files name as special tokens have no text.
+- A single character is itself, in lower case unless two would then be the same.
+- Any other token is refused.
 
 `transformers` writes special tokens as text unless it is told to skip them.
 """
@@ -103,10 +103,12 @@ def _read_vocabulary(
   settings = {}
   for name in (hugging_face.SPECIAL_TOKENS, hugging_face.TOKENIZER):
     settings |= _read_optional(os.path.join(folder, name))
-  tokens = _read_tokens(folder, path, settings, size)
   pad = _named(settings, 'pad_token') or _PAD
   delimiter = _named(settings, 'word_delimiter_token') or _DELIMITER
-  special = {pad, *_SPECIAL, *_special_tokens(settings)} - {delimiter}
+  names = [key for key in settings if re.fullmatch(r'[a-z]+_token', key)]
+  special = {pad, *_SPECIAL, *(_named(settings, each) for each in names)}
+  special.discard(delimiter)
+  tokens = _read_tokens(folder, settings, special, size)
   numbers = {token: number for number, token in tokens.items()}
   for token, role in (
       (pad, 'pad token, which is the blank of CTC'),
@@ -144,9 +146,10 @@ def _read_vocabulary(
 
 
 def _read_tokens(
-    folder: str, path: str, settings: Mapping[str, object], size: int
+    folder: str, settings: Mapping[str, object], special: set[str], size: int
 ) -> dict[int, str]:
   """Returns the tokens by their ids, which are 0 to size - 1."""
+  path = os.path.join(folder, hugging_face.VOCABULARY)
   vocabulary = hugging_face.read_json(path)
   if any(isinstance(value, dict) for value in vocabulary.values()):
     raise ValueError(
@@ -161,7 +164,6 @@ def _read_tokens(
         for number in decoder
         if number.isdecimal() and _named(decoder, number)
     }
-  special = {*_SPECIAL, *_special_tokens(settings)}
   if words := sorted(added.keys() - vocabulary.keys() - special):
     raise ValueError(
         f'{folder} adds the token {words[0]!r} to {hugging_face.VOCABULARY}, '
@@ -191,12 +193,6 @@ def _read_tokens(
 
 def _read_optional(path: str) -> dict[str, object]:
   return hugging_face.read_json(path) if os.path.exists(path) else {}
-
-
-def _special_tokens(settings: Mapping[str, object]) -> set[str]:
-  """Returns the tokens that the settings name as special."""
-  names = [key for key in settings if re.fullmatch(r'[a-z]+_token', key)]
-  return {_named(settings, key) for key in names}
 
 
 def _named(settings: Mapping[str, object], key: str) -> str:

@@ -38,8 +38,8 @@ def download(repository: str, *, revision: Optional[str] = None) -> str:
     ValueError: The package is not installed, or the download fails.
   """
   by_hand = (
-      'or fetch its README.md, safetensors and files of JSON into a folder and '
-      'name that'
+      'or fetch its config.json, its other files of JSON, README.md and '
+      'safetensors into a folder and name that'
   )
   try:
     import huggingface_hub  # pylint: disable=g-import-not-at-top

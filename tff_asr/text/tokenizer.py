@@ -134,8 +134,7 @@ class CharTokenizer(Tokenizer):
       boundary: A character to encode before and after every transcript, as the
         published code does with a space, or '' for none.
       num_silent: Number of tokens without text after the characters, such as
-        `<unk>` of a public model. No transcript has them, and a model that emits
-        one writes nothing.
+        `<unk>` of a public model, which a model may emit.
       source: See `Tokenizer`.
 
     Raises:
