@@ -112,6 +112,8 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     # What is done with a trained model: transcribing, exporting.
     {
         'recognition': (
+            'ctranslate2',
+            'faster_whisper',
             'numpy',
             'tensorflow',
             'tensorflow_federated',
@@ -196,6 +198,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'data_tools',
         'dp_accounting',
         'experiments',
+        'faster_whisper',
         'kenlm',
         'matplotlib',
         'ml_dtypes',
@@ -247,7 +250,8 @@ DEFINES_FLAGS = ('bin', 'data_tools', 'experiments', 'benchmarks', 'tools')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
 _EXTRAS: dict[str, tuple[str, ...]] = {
-    'ctranslate2': ('torch_',),
+    'ctranslate2': ('torch_', 'whisper_decoder'),
+    'faster_whisper': ('whisper_decoder',),
     'flax': ('jax_',),
     'flwr': ('flwr_',),
     'griffe': ('site_docstrings',),

