@@ -11,14 +11,13 @@ improbable. It also finds the language and, from the attention to the sound, the
 times of words. It needs the packages of requirements-whisper-decoder.txt.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 import os
 from typing import Optional
 
 import numpy as np
 
 from tff_asr.data import schema
-from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.pretrained import ctranslate2 as ctranslate2_lib
 from tff_asr.pretrained import sources
 from tff_asr.recognition import recognizer
@@ -110,44 +109,41 @@ class WhisperDecoder:
 
 
 def load(
-    name_or_folder: str,
-    *,
-    language: Optional[str] = None,
-    window_sec: Optional[float] = None,
-    language_model: Optional[language_model_lib.LanguageModel] = None,
-    hotwords: Sequence[str] = (),
-    hotword_weight: float = language_model_lib.HOTWORD_WEIGHT,
-    num_best: int = 1,
+    name_or_folder: str, *, language: Optional[str] = None, **options: object
 ) -> recognizer.Recognize:
-  """Loads a public model as it was published, with its decoder.
+  """Loads a public model that transcribes as it was published.
 
   Args:
-    name_or_folder: A Whisper model in CTranslate2's format; see `sources.load`.
+    name_or_folder: A Whisper model in CTranslate2's format, or a model of CTC;
+      see `sources.load`.
     language: See `WhisperDecoder`.
-    window_sec: As the following, for models of CTC; see `recognizer.load`.
-    language_model: For models of CTC.
-    hotwords: For models of CTC.
-    hotword_weight: For models of CTC.
-    num_best: For models of CTC.
+    **options: Keyword arguments of `recognizer.load_pretrained`, for models of
+      CTC.
 
   Raises:
-    ValueError: As `sources.load` and `WhisperDecoder`; or the model takes none
-      of the given options.
+    ValueError: As `sources.find`, `WhisperDecoder` and
+      `recognizer.load_pretrained`; or the model does not take an option.
   """
   folder = sources.find(name_or_folder)
   if not os.path.exists(os.path.join(folder, ctranslate2_lib.FILE)):
-    raise ValueError(
-        f'{name_or_folder} has no decoder here: name a Whisper model in '
-        "CTranslate2's format, such as whisper-tiny.en or "
-        'Systran/faster-whisper-small.'
-    )
-  of_ctc = {
-      '--window_sec': window_sec is not None,
-      '--lm': language_model is not None,
-      '--hotword': bool(hotwords),
-      '--num_best': num_best > 1,
-  }
-  if given := [flag for flag, is_given in of_ctc.items() if is_given]:
+    if language is not None:
+      raise ValueError(
+          f'--language is for Whisper models, and {name_or_folder} is none: '
+          'leave it out.'
+      )
+    return recognizer.load_pretrained(name_or_folder, **options)
+  # Weights of hotwords have no effect without these.
+  given = [
+      flag
+      for flag, name, default in (
+          ('--window_sec', 'window_sec', None),
+          ('--lm', 'language_model', None),
+          ('--hotword', 'hotwords', []),
+          ('--num_best', 'num_best', 1),
+      )
+      if options.get(name, default) != default
+  ]
+  if given:
     raise ValueError(
         f'{", ".join(given)} needs a model of CTC, and {name_or_folder} is a '
         'Whisper model, which has its own decoder and windows: leave it out.'
