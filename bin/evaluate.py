@@ -6,8 +6,7 @@ Example:
   python bin/evaluate.py --pretrained=whisper-tiny.en --data=data/test \
       --output_dir=runs/untrained
 
-With --data, a public model is evaluated as it was published: row zero of
-bin/report.py, which takes the --output_dir.
+With --data, a public model is evaluated as it was published, before training.
 
 With --private and gin/programs/private_evaluation.gin as the first file, the
 people of TEST_DIR are protected: what is printed has noise, and the run's

@@ -7,8 +7,7 @@ search with --lm or --hotword. Whisper has a decoder and windows of its own.
 
 Example:
   python bin/transcribe.py --pretrained=whisper-tiny.en recording.wav
-  python bin/transcribe.py --run=runs/private recording.wav folder
-  python bin/transcribe.py --run=runs/private --lm=lm.arpa --hotword=tff a.wav
+  python bin/transcribe.py --run=runs/private --lm=lm.arpa --hotword=tff folder
   python bin/transcribe.py --run=runs/private --format=srt talk.mp3 > talk.srt
 """
 

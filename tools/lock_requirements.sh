@@ -63,8 +63,8 @@ fi
 linux=x86_64-manylinux_2_31
 check "$linux" requirements.txt
 # Without lm, where what pyctcdecode asks for its own tests is left out.
-for extra in gpu hub notebooks ray sentencepiece speech-synthesis whisper-decoder \
-    whisper-tiny; do
+for extra in gpu hub notebooks ray sentencepiece speech-synthesis whisper-base \
+    whisper-decoder whisper-tiny; do
   check "$linux" requirements.txt "requirements-$extra.txt"
 done
 check "$linux" requirements.txt requirements-ray.txt requirements-gpu.txt

@@ -46,7 +46,9 @@ def installed() -> Iterator[Model]:
   Model.heard.clear()
   modules = {
       'faster_whisper': types.SimpleNamespace(WhisperModel=Model),
-      'ctranslate2': types.SimpleNamespace(set_random_seed=lambda seed: None),
+      'ctranslate2': types.SimpleNamespace(
+          set_random_seed=lambda seed: None, set_log_level=lambda level: None
+      ),
   }
   with mock.patch.dict(sys.modules, modules):
     yield Model

@@ -5,7 +5,6 @@ All but the last class replace the library by a stand-in.
 
 import importlib.util
 import os
-import pathlib
 import sys
 from unittest import mock
 
@@ -22,6 +21,7 @@ from tff_asr.metrics import word_errors
 from tff_asr.pretrained import sources
 from tff_asr.recognition import recognizer
 from tff_asr.recognition import whisper_decoder
+from tools.pretrained_parity import random_folders
 
 _SPEECH = os.environ.get('TFF_ASR_SPEECH')
 _TINY_EN = 'whisper-tiny.en'
@@ -75,7 +75,7 @@ class WhisperDecoderTest(cases.TestCase):
       (found,) = decode([('a', np.int16([0]))])
       self.assertEqual(found.language, 'de')
       with self.assertRaisesRegex(
-          ValueError, "model does not know the language 'xx': it has en, de"
+          ValueError, "model knows en, de, not .xx."
       ):
         whisper_decoder.load(folder, language='xx')
 
@@ -105,18 +105,26 @@ class WhisperDecoderTest(cases.TestCase):
         ):
           whisper_decoder.load(folder)
 
-  @parameterized.parameters('tokenizer.json', 'model.bin')
-  def test_a_missing_file_is_named(self, name):
+  def test_a_missing_file_is_named(self):
     folder = fake_whisper.write(self.path('model'))
-    os.remove(os.path.join(folder, name))
-    # Without model.bin the folder may be of another kind.
-    pathlib.Path(folder, 'config.json').write_text('{}')
+    os.remove(os.path.join(folder, 'tokenizer.json'))
     with fake_whisper.installed():
-      with self.assertRaisesRegex(
-          ValueError, 'has no tokenizer.json, which'
-          if name == 'tokenizer.json' else 'has no decoder here: name a Whisper'
-      ):
+      with self.assertRaisesRegex(ValueError, 'has no tokenizer.json: fetch'):
         whisper_decoder.load(folder)
+
+  def test_other_models_are_those_of_ctc(self):
+    os.makedirs(self.path('model'))
+    with mock.patch.object(recognizer, 'load_pretrained') as load:
+      found = whisper_decoder.load(self.path('model'), num_best=2)
+      self.assertIs(found, load.return_value)
+      load.assert_called_once_with(self.path('model'), num_best=2)
+      with self.assertRaisesRegex(ValueError, '^--language is for Whisper mod'):
+        whisper_decoder.load(self.path('model'), language='de')
+    random_folders.write(self.path('whisper'), random_folders.TINY['whisper'])
+    with self.assertRaisesRegex(
+        ValueError, "whisper has no CTC head .* in CTranslate2's format"
+    ):
+      whisper_decoder.load(self.path('whisper'))
 
   def test_a_damaged_model_is_an_error_of_the_user(self):
     folder = fake_whisper.write(self.path('model'), model=b'damaged')

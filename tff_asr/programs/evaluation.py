@@ -41,6 +41,8 @@ from tff_asr.storage import run_dir
 
 
 _PUBLISHED_ROWS = 8  # `pad_to_batch` of the published code.
+# The first fields of an `EvaluatedUtterance`.
+_SPOKEN = (schema.CLIENT_ID, schema.UTTERANCE_ID, schema.TRANSCRIPT)
 
 _Decoded = Mapping[str, tf.Tensor | tf.RaggedTensor]
 
@@ -485,7 +487,7 @@ def evaluate(
       # Written run by run: an interrupt keeps those that are done.
       results.append(_results(evaluated, attributes, counts, beam_search))
       files.write_json(os.path.join(run, output_name), results[-1])
-  _print_results(runs, results, private)
+  _print_results(runs, results)
   for line in compare(runs, output_name) if compare is not None else ():
     print(line)
   return results
@@ -532,9 +534,9 @@ def evaluate_recognizer(
 
   def waveforms():
     for each in examples_of(client_data).as_numpy_iterator():
-      waveform = each.pop(schema.WAVEFORM)
-      spoken.append(each)
-      yield each[schema.UTTERANCE_ID].decode(), waveform
+      names = [each[field].decode() for field in _SPOKEN]
+      spoken.append(EvaluatedUtterance(*names, text=''))
+      yield names[1], each[schema.WAVEFORM]
 
   hypotheses = []
   with progress_lib.Progress(
@@ -544,40 +546,29 @@ def evaluate_recognizer(
   ) as progress:
     for found in recognize(waveforms()):
       # Waveforms may be read ahead.
-      each = spoken.popleft()
-      hypotheses.append(
-          EvaluatedUtterance(
-              client_id=each[schema.CLIENT_ID].decode(),
-              utterance_id=each[schema.UTTERANCE_ID].decode(),
-              reference=each[schema.TRANSCRIPT].decode(),
-              text=found.text,
-          )
-      )
+      hypotheses.append(spoken.popleft()._replace(text=found.text))
       progress.update()
-  # No run protects these speakers.
-  private = public_data.OverlapCounts(0, True)
   result = {'public_model': name} | _results(
       Evaluation(
           sorted(hypotheses, key=lambda each: each.utterance_id), rules=rules
       ),
       attributes_of(client_data),
-      private,
+      # No run protects these speakers.
+      public_data.OverlapCounts(0, True),
   )
   if output_dir is not None:
     os.makedirs(output_dir, exist_ok=True)
     files.write_json(os.path.join(output_dir, 'test.json'), result)
-  _print_result(name, result, private)
+  _print_result(name, result)
   return result
 
 
 def _print_results(
-    runs: Sequence[str],
-    results: Sequence[Mapping[str, Any]],
-    private: Sequence[public_data.OverlapCounts],
+    runs: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> None:
   """Prints the error rates of each run, and names each language model once."""
-  for run, result, counts in zip(runs, results, private, strict=True):
-    _print_result(run, result, counts)
+  for run, result in zip(runs, results, strict=True):
+    _print_result(run, result)
   labels = (
       language_model_lib.label(result['with_lm'])
       for result in results
@@ -643,9 +634,7 @@ class _Searches:
     return self._search
 
 
-def _print_result(
-    run: str, result: Mapping[str, Any], private: public_data.OverlapCounts
-) -> None:
+def _print_result(run: str, result: Mapping[str, Any]) -> None:
   """Prints the error rates of a run, and a warning if there is one."""
   percent = lambda name, of=result: f'{100 * of[name]:.2f} %'
   ter = ''
@@ -664,8 +653,8 @@ def _print_result(
         f'{with_lm["alpha"]:g}, word bonus {with_lm["beta"]:g}, temperature '
         f'{with_lm["temperature"]:g})'
     )
-  if private.words:
-    print(f'{run}: {private.words}')
+  if words := public_data.OverlapCounts(**result['private']).words:
+    print(f'{run}: {words}')
 
 
 def _interval(result: Mapping[str, Any]) -> str:
@@ -716,13 +705,11 @@ def _results(
 ) -> dict[str, Any]:
   """An evaluation as JSON."""
   with_lm = {}
-  of_ctc = {}
-  if evaluated.loss is not None:
-    of_ctc = {
-        'token_error_rate': evaluated.token_error_rate,
-        'published_word_error_rate': evaluated.published_word_error_rate,
-        'loss': evaluated.loss,
-    }
+  of_ctc = {} if evaluated.loss is None else {
+      'token_error_rate': evaluated.token_error_rate,
+      'published_word_error_rate': evaluated.published_word_error_rate,
+      'loss': evaluated.loss,
+  }
   if beam_search is not None:
     counts = _error_counts(evaluated, field='text_with_lm')
     with_lm['with_lm'] = beam_search.describe() | counts

