@@ -31,7 +31,9 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'decoding': ('kenlm', 'numpy', 'pyctcdecode', 'scipy'),
         'features': ('numpy', 'tensorflow'),
-        'metrics': ('jiwer', 'numpy', 'scipy', 'tensorflow'),
+        'metrics': (
+            'jiwer', 'numpy', 'scipy', 'tensorflow', 'whisper_normalizer',
+        ),
         'privacy': (
             'absl',
             'attrs',
@@ -269,6 +271,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     'torch': ('torch_', 'flwr_', 'pfl_'),
     'transformers': ('torch_',),
     'unidecode': ('jax_',),
+    'whisper_normalizer': ('normalization',),
     'yaml': ('jax_',),
 }
 

@@ -144,6 +144,7 @@ def describe(row: tables.Row) -> dict[str, str | bool]:
       'test_wer': tables.rate(row),
       'test_wer_with_lm': tables.rate(row, runs_lib.WER_WITH_LM),
       'test_speakers': f'{len(run.speakers):,}',
+      'normalization': run.normalization,
       'dev_wer': tables.COLUMNS['dev WER %'](row),
       'epsilon': tables.epsilon_by(row),
       'delta': '' if run.privacy is None else f'{run.privacy["delta"]:g}',
