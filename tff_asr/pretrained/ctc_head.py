@@ -5,8 +5,8 @@ A folder of `Wav2Vec2ForCTC` or `HubertForCTC` has, besides the encoder that
 `Wav2Vec2CTCTokenizer`: vocab.json, tokenizer_config.json and others, of which
 only the first one must exist. What becomes of the tokens of the vocabulary:
 
-- The pad token, `<pad>` unless the files name another, is the blank. It may have
-  any id, and is our last output.
+- The pad token, `<pad>` unless the files name another, is the blank. It may
+  have any id, and is our last output.
 - The word delimiter, `|` unless the files name another, is a space.
 - `<s>`, `</s>`, `<unk>` and what the files name as special tokens have no text.
 - A single character is itself, in lower case unless two would then be the same.
@@ -71,7 +71,7 @@ def read(public: public_model.PublicModel) -> CtcHead:
     raise ValueError(
         f'{public.name} has no CTC head (lm_head of Wav2Vec2ForCTC or '
         'HubertForCTC): train a head on its encoder (docs/pretrained.md), or '
-        'take a model with one.'
+        "take a model with one; of Whisper, a folder in CTranslate2's format."
     )
   # A damaged head may have no dimension.
   size = (*tensors.shapes['lm_head.weight'], 0)[0]

@@ -21,6 +21,9 @@ _PATTERNS = (
     'model-*.safetensors',
     'model.safetensors.index.json',
     'model.bin',
+    # Of CTranslate2, for the decoder.
+    'tokenizer.json',
+    'vocabulary.*',
 )
 
 

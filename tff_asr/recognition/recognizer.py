@@ -72,7 +72,9 @@ class Recognition(NamedTuple):
     text: The transcript; may be empty.
     words: Its words with their times and confidences.
     alternatives: The best transcripts and their scores, the first one with
-      `text`; a single one unless the decoder returns several.
+      `text`; a single one unless the decoder returns several, and none if it
+      has no scores.
+    language: Its language (ISO 639-1), if the decoder finds one.
   """
 
   name: str
@@ -80,6 +82,16 @@ class Recognition(NamedTuple):
   text: str
   words: list[Word]
   alternatives: list[Alternative]
+  language: Optional[str] = None
+
+
+Recognize = Callable[
+    [Iterable[tuple[str, np.ndarray]]], Iterator[Recognition]
+]
+"""What transcribes: names and waveforms to their transcripts, in order.
+
+A `Recognizer`, a `whisper_decoder.WhisperDecoder`, or a function like them.
+"""
 
 
 class Recognizer:
