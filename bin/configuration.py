@@ -29,3 +29,17 @@ def from_flags() -> dict[str, list[str]]:
       gin_params=_GIN_PARAM.value
       + config.public_model_params(gin_files, _PRETRAINED.value),
   )
+
+
+def published_model() -> str:
+  """Returns --pretrained, for a program that takes the model as it is.
+
+  Raises:
+    ValueError: It is not given, or a configuration is.
+  """
+  if _PRETRAINED.value is None or _GIN_FILE.value or _GIN_PARAM.value:
+    raise ValueError(
+        '--data evaluates a model as it was published: give --pretrained, and '
+        'no --gin_file and --gin_param.'
+    )
+  return _PRETRAINED.value

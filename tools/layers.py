@@ -31,7 +31,9 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'decoding': ('kenlm', 'numpy', 'pyctcdecode', 'scipy'),
         'features': ('numpy', 'tensorflow'),
-        'metrics': ('jiwer', 'numpy', 'scipy', 'tensorflow'),
+        'metrics': (
+            'jiwer', 'numpy', 'scipy', 'tensorflow', 'whisper_normalizer',
+        ),
         'privacy': (
             'absl',
             'attrs',
@@ -112,6 +114,8 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     # What is done with a trained model: transcribing, exporting.
     {
         'recognition': (
+            'ctranslate2',
+            'faster_whisper',
             'numpy',
             'tensorflow',
             'tensorflow_federated',
@@ -196,6 +200,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'data_tools',
         'dp_accounting',
         'experiments',
+        'faster_whisper',
         'kenlm',
         'matplotlib',
         'ml_dtypes',
@@ -247,7 +252,8 @@ DEFINES_FLAGS = ('bin', 'data_tools', 'experiments', 'benchmarks', 'tools')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
 _EXTRAS: dict[str, tuple[str, ...]] = {
-    'ctranslate2': ('torch_',),
+    'ctranslate2': ('torch_', 'whisper_decoder'),
+    'faster_whisper': ('whisper_decoder',),
     'flax': ('jax_',),
     'flwr': ('flwr_',),
     'griffe': ('site_docstrings',),
@@ -265,6 +271,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     'torch': ('torch_', 'flwr_', 'pfl_'),
     'transformers': ('torch_',),
     'unidecode': ('jax_',),
+    'whisper_normalizer': ('normalization',),
     'yaml': ('jax_',),
 }
 

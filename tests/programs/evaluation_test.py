@@ -8,6 +8,8 @@ import io
 import json
 import os
 import pathlib
+import types
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -355,6 +357,108 @@ class BeamSearchTest(cases.TestCase):
     self.assertEqual(joined.character_error_rate, 0.0)
     with self.assertRaisesRegex(ValueError, 'rule must be one of'):
       self.evaluate(rules=['x'])
+
+
+class EvaluateRecognizerTest(cases.TestCase):
+
+  def evaluate(self, texts, **options):
+    """Evaluates what yields these texts; returns result and what is printed."""
+    self.names = []
+
+    def recognize(waveforms):
+      # Read ahead, as batches are.
+      waveforms = list(waveforms)
+      for (name, waveform), text in zip(waveforms, texts, strict=True):
+        self.assertEqual(waveform.dtype, np.int16)
+        self.names.append(name)
+        yield types.SimpleNamespace(text=text)
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), (
+        contextlib.redirect_stderr(io.StringIO())
+    ):
+      result = evaluation.evaluate_recognizer(
+          recognize, name='whisper', **options
+      )
+    return result, printed.getvalue()
+
+  def data(self):
+    """Two speakers: one says 'a b' and 'a b', the other 'a b c'."""
+    spoken = [
+        fakes.utterance(client_id, index) | {'transcript': transcript}
+        for client_id, index, transcript in (
+            ('ann', 0, 'a b'), ('ann', 1, 'a b'), ('bob', 0, 'a b c'),
+        )
+    ]
+    return client_data_lib.load(
+        fakes.write_examples(self.path('test'), spoken)
+    )
+
+  def test_errors_by_hand(self):
+    folder = self.path('out', 'untrained')
+    result, printed = self.evaluate(
+        ['a b', 'a c', 'a'], client_data=self.data(), output_dir=folder
+    )
+    self.assertEqual(self.names, ['ann-0', 'ann-1', 'bob-0'])
+    # ann: one of 4 words substituted; bob: two of 3 deleted.
+    self.assertEqual(
+        result['speakers'],
+        {
+            'ann': {
+                'substitutions': 1, 'deletions': 0, 'insertions': 0, 'words': 4
+            },
+            'bob': {
+                'substitutions': 0, 'deletions': 2, 'insertions': 0, 'words': 3
+            },
+        },
+    )
+    self.assertEqual(result['word_error_rate'], 3 / 7)
+    # One of 6 characters of ann; 4 of the 5 of 'a b c'.
+    self.assertEqual(result['character_error_rate'], 5 / 11)
+    self.assertEqual(result['public_model'], 'whisper')
+    self.assertEqual(
+        [each['text'] for each in result['hypotheses']], ['a b', 'a c', 'a']
+    )
+    for name in 'loss', 'token_error_rate', 'published_word_error_rate':
+      self.assertNotIn(name, result)
+    # The interval is from the better speaker's rate to the worse one's.
+    self.assertEqual(
+        printed,
+        'whisper: WER 42.86 % (25.00 to 66.67), CER 45.45 % of 7 words of 2 '
+        'speakers\n',
+    )
+    with open(os.path.join(folder, 'test.json'), encoding='utf-8') as f:
+      self.assertEqual(json.load(f), result)
+
+  def test_rules_apply_and_are_named(self):
+    texts = ['a-b', 'a b', 'a b c']
+    plain, _ = self.evaluate(texts, client_data=self.data())
+    self.assertEqual(plain['word_error_rate'], 2 / 7)
+    result, printed = self.evaluate(
+        texts, client_data=self.data(), rules=['hyphens']
+    )
+    self.assertEqual(result['word_error_rate'], 0.0)
+    self.assertEqual(result['normalization'], ['hyphens'])
+    self.assertEndsWith(printed, ' speakers, hyphens\n')
+    with self.assertRaisesRegex(ValueError, 'rule must be one of'):
+      self.evaluate(texts, client_data=self.data(), rules=['x'])
+
+  def test_stored_features_are_refused(self):
+    corpus = types.SimpleNamespace(path='stored', features=object())
+    data = self.data()
+    with mock.patch.object(
+        client_data_lib, 'corpus_of', return_value=corpus
+    ), self.assertRaisesRegex(ValueError, 'stored holds features, which whisp'):
+      self.evaluate([], client_data=data)
+
+  def test_the_folder_of_a_run_is_refused(self):
+    os.makedirs(self.path('run'))
+    pathlib.Path(self.path('run', 'metrics.csv')).write_text('')
+    with self.assertRaisesRegex(ValueError, 'run is the folder of a run'):
+      self.evaluate(
+          [], client_data=self.data(), output_dir=self.path('run')
+      )
+    self.assertEqual(os.listdir(self.path('run')), ['metrics.csv'])
 
 
 class EvaluateTest(cases.TestCase):

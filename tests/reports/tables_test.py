@@ -1,6 +1,9 @@
 """Tests of tff_asr.reports.tables."""
 
 import dataclasses
+import json
+import os
+import pathlib
 
 from absl.testing import parameterized
 
@@ -55,6 +58,33 @@ class TablesTest(cases.TestCase):
         'sqrt(rounds) / (noise / C)': ['', 'not known', ''],
         'seconds': ['10', '20', ''],
     })
+
+  def test_a_public_model_without_a_run_is_a_row(self):
+    folder = self.path('untrained')
+    run_folders.write(folder, errors={'a': (6, 10), 'b': (4, 10)})
+    path = pathlib.Path(folder, 'test.json')
+    path.write_text(
+        json.dumps({'public_model': 'whisper'} | json.loads(path.read_text()))
+    )
+    for name in ('config.gin', 'metrics.csv'):
+      os.remove(os.path.join(folder, name))
+    self.run_('trained', 4, 2)
+    found = self.overview(*tables.parse([folder, self.path('trained')]))
+    self.assertEqual(found, {
+        '': ['untrained', 'trained'],
+        'kind': ['public model', 'central'],
+        'rounds or steps': ['', '0'],
+        'WER %': ['50.0', '30.0'],
+        # Both speakers gain two words of ten.
+        'minus untrained (95 %)': ['', '-20.0 (-20.0 to -20.0)'],
+        'CER %': ['12.5', '7.5'],
+        'private': ['public data', 'public data'],
+        'seconds': ['', '10'],
+    })
+    # Without an evaluation it is no folder of a run.
+    path.unlink()
+    with self.assertRaisesRegex(ValueError, 'untrained has no config.gin'):
+      tables.parse([folder])
 
   def test_rows_with_a_language_model_by_hand(self):
     rows = [

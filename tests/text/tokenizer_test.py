@@ -53,6 +53,22 @@ class CharTokenizerTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'boundary must be .*' + boundary):
         tokenizer_lib.CharTokenizer('ab ', boundary=boundary)
 
+  def test_tokens_without_text_are_written_by_no_one(self):
+    tokenizer = tokenizer_lib.CharTokenizer('ab ', num_silent=2)
+    self.assertEqual(tokenizer.vocab_size, 6)
+    self.assertEqual(tokenizer.encode(['ab']).to_list(), [[0, 1]])
+    self.assertEqual(tokenizer.decode([3, 0, 4, 2, 1]), 'a b')
+    self.assertEqual(
+        tokenizer.decode_batch(tf.ragged.constant([[4], [0, 3]])).numpy().tolist(),
+        [b'', b'a'],
+    )
+    self.assertEqual(tokenizer.characters, 'ab ')
+    self.assertNotEqual(
+        tokenizer.identity, tokenizer_lib.CharTokenizer('ab ').identity
+    )
+    with self.assertRaisesRegex(ValueError, 'num_silent'):
+      tokenizer_lib.CharTokenizer('ab ', num_silent=-1)
+
   def test_missing_returns_unknown_characters(self):
     tokenizer = tokenizer_lib.CharTokenizer('ab ')
     self.assertEqual(tokenizer.missing('abba baéz!'), ['!', 'z', 'é'])

@@ -22,6 +22,7 @@ import os
 from typing import NamedTuple, Optional
 
 import numpy as np
+from scipy import special
 
 from tff_asr import checks
 from tff_asr import files
@@ -149,6 +150,7 @@ class BeamSearch:
       language_model: The model, or None.
       tokens: The text of each id except the blank: characters, or sentence
         pieces that have a space at their beginning only; one of them a space.
+        Those without text count as blanks.
       hotwords: Words to prefer.
       hotword_weight: Added to the score for each hotword.
       num_best: Number of hypotheses to return, at least 1.
@@ -160,7 +162,7 @@ class BeamSearch:
     """
     checks.positive_int(num_best=num_best)
     checks.finite(hotword_weight=hotword_weight)
-    labels = _labels(tokens)
+    labels = _labels([*filter(None, tokens)])
     _check_hotwords(hotwords, tokens=tokens)
     try:
       import kenlm  # pylint: disable=g-import-not-at-top
@@ -173,6 +175,7 @@ class BeamSearch:
     self.order = 0
     # Hotwords alone.
     self.weights = Weights(alpha=0.0, beta=0.0, temperature=1.0)
+    self._is_blank = np.array([*(not token for token in tokens), True])
     self._hotwords = hotwords
     self._hotword_weight = hotword_weight
     self._num_best = num_best
@@ -210,6 +213,11 @@ class BeamSearch:
     if not len(logits):  # pylint: disable=g-explicit-length-test
       return [hypothesis.Hypothesis('', [], 0.0)]
     log_probs = hypothesis.log_softmax(logits / self.weights.temperature)
+    # A token without text divides equal tokens and writes nothing: a blank.
+    blank = special.logsumexp(
+        log_probs[:, self._is_blank], axis=-1, keepdims=True
+    )
+    log_probs = np.hstack([log_probs[:, ~self._is_blank], blank])
     kept = _frames_to_search(log_probs)
     beams = self._decoder.decode_beams(
         log_probs[kept],

@@ -27,6 +27,18 @@ _LOG_ZERO = -1e30
 _LOG_EPSILON = -1e5
 
 
+class InitialHead(NamedTuple):
+  """Initial values of the linear layer.
+
+  Attributes:
+    tensors: `head/bias` [V] and `head/kernel` [D, V].
+    tokens: Identity of the tokenizer of its outputs.
+  """
+
+  tensors: encoder_lib.FrozenTensors
+  tokens: str
+
+
 @dataclasses.dataclass(frozen=True)
 class CtcModel:
   """An encoder and a linear layer to V logits: a pure function of its weights.
@@ -97,6 +109,7 @@ def build(
     tokenizer: tokenizer_lib.Tokenizer,
     loss_kernel: str = 'op',
     head_dtype: str = 'float32',
+    head: Optional[InitialHead] = None,
 ) -> CtcModel:
   """Builds a CTC model.
 
@@ -106,23 +119,42 @@ def build(
     loss_kernel: `op`; on GPUs `scan`; `optax` as the published code; see
       `loss`.
     head_dtype: 'float32', or 'bfloat16' as in the published code.
+    head: Initial values of the linear layer; if None, they are drawn.
 
   Raises:
-    ValueError: An unknown kernel or head_dtype.
+    ValueError: An unknown kernel or head_dtype, or a head of another width or
+      with other tokens.
   """
   checks.one_of(LOSS_KERNELS, loss_kernel=loss_kernel)
   checks.one_of(layers.ACTIVATION_DTYPES, head_dtype=head_dtype)
   vocab_size = tokenizer.vocab_size
   dim = encoder.output_dim
-  head = {
-      'bias': weights_lib.WeightSpec((vocab_size,), limit=1 / math.sqrt(dim)),
+  specs = dict(encoder.specs) | {
+      'head/bias': weights_lib.WeightSpec(
+          (vocab_size,), limit=1 / math.sqrt(dim)
+      ),
       # LeCun uniform, as in the published code; the encoder's matrices are not.
-      'kernel': weights_lib.WeightSpec(
+      'head/kernel': weights_lib.WeightSpec(
           (dim, vocab_size), limit=math.sqrt(3 / dim)
       ),
   }
-  specs = {**encoder.specs, **weights_lib.prefix('head', head)}
+  if head is not None:
+    _check_head(head, tokens=tokenizer.identity, dim=dim)
+    for name, tensor in head.tensors.items():
+      specs[name] = weights_lib.WeightSpec(tensor.shape, source=tensor)
   return CtcModel(encoder, vocab_size, loss_kernel, specs, head_dtype)
+
+
+def _check_head(head: InitialHead, *, tokens: str, dim: int) -> None:
+  """Raises ValueError unless a head is of this width and these tokens."""
+  width, _ = head.tensors['head/kernel'].shape
+  if (width, head.tokens) != (dim, tokens):
+    raise ValueError(
+        f'the head of the public model takes {width} numbers a frame and '
+        f'writes {head.tokens!r}, but ENCODER gives {dim} and TOKENIZER has '
+        f'{tokens!r}: name gin/models/public_ctc.gin after the files that set '
+        'them.'
+    )
 
 
 def loss(

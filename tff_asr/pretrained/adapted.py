@@ -2,9 +2,10 @@
 
     encoder = lora(load(name='whisper-tiny.en'), rank=8)
 
-`adapters` trains a small MLP after each block, `lora` a low-rank change of some
-matrices, `last_blocks` the last blocks, `whole` all weights. Public tensors
-that are trained start from their public values. The others are
+`frozen` trains nothing, `adapters` a small MLP after each block, `lora` a
+low-rank change of some matrices, `last_blocks` the last blocks, `whole` all
+weights. `ctc_head` and `ctc_tokenizer` are those of a public recogniser. Public
+tensors that are trained start from their public values. The others are
 `Encoder.frozen`: they stay in files, so only the trained ones are sent,
 clipped, noised and saved, and only they have gradients.
 
@@ -34,12 +35,15 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.features import front_end as front_end_lib
 from tff_asr.features import waveform as waveform_lib
+from tff_asr.models import ctc
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import wav2vec2
 from tff_asr.models import weights as weights_lib
 from tff_asr.models import whisper
+from tff_asr.pretrained import ctc_head as ctc_head_lib
 from tff_asr.pretrained import features
 from tff_asr.pretrained import public_model
+from tff_asr.text import tokenizer as tokenizer_lib
 
 ATTENTION_MATRICES = r'/(wqkv|wf)$'
 
@@ -149,6 +153,18 @@ def output_lengths(
   return public_encoder.model.encoder.output_lengths
 
 
+def ctc_head(public_encoder: PublicEncoder) -> ctc.InitialHead:
+  """Returns the CTC head of a public model; see `ctc_head.read`."""
+  return _load_head(public_encoder.model)[0]
+
+
+def ctc_tokenizer(
+    public_encoder: PublicEncoder,
+) -> tokenizer_lib.CharTokenizer:
+  """Returns the tokens of a public model's CTC head; see `ctc_head.read`."""
+  return _load_head(public_encoder.model)[1]
+
+
 def keeps_outputs(name: str, spec: weights_lib.WeightSpec) -> bool:
   """Returns whether a weight begins without an effect on the outputs.
 
@@ -160,6 +176,17 @@ def keeps_outputs(name: str, spec: weights_lib.WeightSpec) -> bool:
     spec: Its spec.
   """
   return spec.source is not None or bool(_ADDED.search(name))
+
+
+def frozen(public_encoder: PublicEncoder) -> encoder_lib.Encoder:
+  """Returns an encoder that is not trained; a head on it may be.
+
+  Raises:
+    ValueError: A rate is out of its range.
+  """
+  return _train(
+      public_encoder.build(), public_encoder.tensors, lambda unused_name: False
+  )
 
 
 def adapters(
@@ -311,3 +338,16 @@ def _load(
   tensors = features.map_weights(public)
   # The arrays would stay in memory next to the mapped files.
   return dataclasses.replace(public, weights={}), tensors
+
+
+# The tokenizer and the head of a configuration are built one by one.
+@functools.lru_cache(maxsize=2)
+def _load_head(
+    public: public_model.PublicModel,
+) -> tuple[ctc.InitialHead, tokenizer_lib.CharTokenizer]:
+  """Loads a public model's CTC head, which then lies in files, and tokens."""
+  head = ctc_head_lib.read(public)
+  tensors = features.map_weights(
+      dataclasses.replace(public, weights=head.weights)
+  )
+  return ctc.InitialHead(tensors, head.tokenizer.identity), head.tokenizer

@@ -34,7 +34,7 @@ _INPUTS = {
     public_model.WHISPER_LOG_MEL: whisper_log_mel.whisper_log_mel,
     public_model.WAVEFORM: waveform_lib.waveform,
 }
-CACHE_VARIABLE = 'TFF_ASR_CACHE'
+CACHE_VARIABLE = sources.CACHE_VARIABLE
 # Of these inputs, the lengths of an encoder's outputs are measured.
 _MEASURED = 20_000
 
@@ -129,10 +129,11 @@ def map_weights(
 ) -> dict[str, file_tensor.FileTensor]:
   """Writes a model's weights to this machine's cache, once, and maps them.
 
-  The cache is $TFF_ASR_CACHE, or `tff_asr` in $XDG_CACHE_HOME or ~/.cache. On a
-  Ray cluster it must be a folder that all machines share.
+  On a Ray cluster the cache must be a folder that all machines share.
   """
-  folder = os.path.join(_cache(), 'pretrained', public.sha256)
+  folder = os.path.join(
+      sources.cache_folder(), 'pretrained', public.sha256
+  )
   os.makedirs(folder, exist_ok=True)
   found = {}
   for name, values in public.weights.items():
@@ -152,14 +153,6 @@ def _holds(cached: file_tensor.FileTensor, values: np.ndarray) -> bool:
   if not os.path.exists(cached.path) or os.path.getsize(cached.path) != size:
     return False
   return np.array_equal(cached.numpy(), values)
-
-
-def _cache() -> str:
-  """The folder of this user's cache."""
-  if folder := os.environ.get(CACHE_VARIABLE):
-    return os.path.abspath(folder)
-  base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return os.path.join(base, 'tff_asr')
 
 
 def _frames(public: public_model.PublicModel) -> tuple[int, int]:

@@ -12,11 +12,18 @@ _INSTALL = 'pip install --no-deps -r requirements-hub.txt'
 _PATTERNS = (
     'config.json',
     'preprocessor_config.json',
+    'vocab.json',
+    'added_tokens.json',
+    'special_tokens_map.json',
+    'tokenizer_config.json',
     'README.md',
     'model.safetensors',
     'model-*.safetensors',
     'model.safetensors.index.json',
     'model.bin',
+    # Of CTranslate2, for the decoder.
+    'tokenizer.json',
+    'vocabulary.*',
 )
 
 
@@ -34,7 +41,7 @@ def download(repository: str, *, revision: Optional[str] = None) -> str:
     ValueError: The package is not installed, or the download fails.
   """
   by_hand = (
-      'or fetch its config.json, preprocessor_config.json, README.md and '
+      'or fetch its config.json, its other files of JSON, README.md and '
       'safetensors into a folder and name that'
   )
   try:

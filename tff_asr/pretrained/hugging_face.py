@@ -2,9 +2,9 @@
 
 A folder has `config.json` and either `model.safetensors` or, of a large model,
 `model.safetensors.index.json` with the files that it names. Families: Whisper,
-wav2vec 2.0 and HuBERT, whatever their heads are; heads and decoders are not
-read. Waveform models also have a `preprocessor_config.json`, which says whether
-they expect normalized waveforms.
+wav2vec 2.0 and HuBERT, whatever their heads are; no decoder is read, and heads
+of CTC are read by `ctc_head`. Waveform models also have a
+`preprocessor_config.json`, which says whether they expect normalized waveforms.
 
 Weights stored as float16 or bfloat16 become float32. A `pytorch_model.bin` is a
 pickle, which can run any code when it is read: it is never opened.
@@ -31,6 +31,11 @@ CONFIG = 'config.json'
 FILE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 PREPROCESSOR = 'preprocessor_config.json'
+# The vocabulary of a CTC head (`ctc_head`).
+VOCABULARY = 'vocab.json'
+ADDED_TOKENS = 'added_tokens.json'
+SPECIAL_TOKENS = 'special_tokens_map.json'
+TOKENIZER = 'tokenizer_config.json'
 
 Settings = dict[str, int | str | bool | tuple[int, ...]]
 Rule = tensor_rules.Rule
@@ -43,6 +48,10 @@ _NORM_EPSILON = 1e-5  # That of `models.layers`.
 _MAX_SIZE = 2**16
 _SAMPLE_RATE_HZ = 16000
 _POSITION_SEC = 0.02
+# What an export also needs of a folder, where it is there.
+_COPIED = (
+    PREPROCESSOR, VOCABULARY, ADDED_TOKENS, SPECIAL_TOKENS, TOKENIZER
+)
 # The kernel of the positions is one tensor, or a direction and a norm for each
 # of its frames, under PyTorch's older or newer names.
 _POSITIONS = 'encoder.pos_conv_embed.conv'
@@ -133,15 +142,7 @@ class _Config:
 
   def __init__(self, path: str):
     self.path = path
-    try:
-      values = files.parse_json(files.read(path))
-    except ValueError as e:
-      raise ValueError(
-          f'{path} is not a configuration: {e}. Fetch it again.'
-      ) from None
-    if not isinstance(values, dict):
-      raise ValueError(f'{path} is not a JSON object. Fetch it again.')
-    self._values = values
+    self._values = read_json(path)
 
   def size(self, name: str) -> int:
     """A size."""
@@ -248,7 +249,7 @@ def load(folder: str) -> public_model.PublicModel:
           path
           for path in sorted({
               config.path,
-              os.path.join(folder, PREPROCESSOR),
+              *(os.path.join(folder, name) for name in _COPIED),
               checkpoint.path,
               *checkpoint.paths,
           })
@@ -262,6 +263,24 @@ def rules(family: str, specs: weights_lib.Specs) -> tensor_rules.Rules:
   """Rules of all weights of an encoder, from tensors without the prefix."""
   row = _FAMILIES[family]
   return tensor_rules.of_blocks(specs, fixed=row.fixed(specs), block=row.block)
+
+
+def read_json(path: str) -> dict[str, object]:
+  """Reads a configuration.
+
+  Raises:
+    ValueError: It is not a JSON object.
+    OSError: It cannot be read.
+  """
+  try:
+    values = files.parse_json(files.read(path))
+  except ValueError as e:
+    raise ValueError(
+        f'{path} is not a configuration: {e}. Fetch it again.'
+    ) from None
+  if not isinstance(values, dict):
+    raise ValueError(f'{path} is not a JSON object. Fetch it again.')
+  return values
 
 
 def _find_files(folder: str) -> tuple[str, list[str]]:

@@ -3,7 +3,7 @@
 `Evaluator` decodes with given weights, as training does. `evaluate` decodes
 with the weights of finished runs and writes the results into their folders.
 Decoding is greedy and, where there is a language model, also by beam search
-over the same logits.
+over the same logits. `evaluate_recognizer` takes a public model as it is.
 
   B: batch size. S: output frames. V: vocabulary with blank.
 """
@@ -14,7 +14,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -24,10 +24,12 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import schema
 from tff_asr.data import speakers
 from tff_asr.decoding import hypothesis as hypothesis_lib
 from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.execution import devices
+from tff_asr.metrics import confidence
 from tff_asr.metrics import normalization
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
@@ -39,6 +41,8 @@ from tff_asr.storage import run_dir
 
 
 _PUBLISHED_ROWS = 8  # `pad_to_batch` of the published code.
+# The first fields of an `EvaluatedUtterance`.
+_SPOKEN = (schema.CLIENT_ID, schema.UTTERANCE_ID, schema.TRANSCRIPT)
 
 _Decoded = Mapping[str, tf.Tensor | tf.RaggedTensor]
 
@@ -61,6 +65,16 @@ class EvaluatedUtterance(NamedTuple):
   text_with_lm: Optional[str] = None
 
 
+class Transcript(Protocol):
+  """What is found in a waveform, as a `recognition.recognizer.Recognition`."""
+
+  text: str
+
+
+# Names and waveforms (int16 [N]) to their transcripts, in order.
+Recognize = Callable[
+    [Iterable[tuple[str, np.ndarray]]], Iterable[Transcript]
+]
 # Counts the errors of a hypothesis: reference and hypothesis to errors.
 Count = Callable[[str, str], word_errors.WordErrors]
 
@@ -71,7 +85,8 @@ class Evaluation:
 
   Attributes:
     hypotheses: One for each utterance, sorted by its id.
-    loss: Mean CTC loss in nats of the utterances that have one (NaN if none).
+    loss: Mean CTC loss in nats of the utterances that have one (NaN if none);
+      None, without token errors, for a model that is not one of CTC.
     token_errors: Token errors of all utterances. The tokenizer's boundary
       tokens belong to the reference, and spaces at the ends of a hypothesis
       count. With sentence pieces, the same words in other pieces are errors.
@@ -84,7 +99,7 @@ class Evaluation:
   """
 
   hypotheses: list[EvaluatedUtterance]
-  loss: float
+  loss: Optional[float] = None
   token_errors: word_errors.WordErrors = word_errors.WordErrors()
   too_long: frozenset[str] = frozenset()
   num_fill_rows: int = 0
@@ -472,20 +487,88 @@ def evaluate(
       # Written run by run: an interrupt keeps those that are done.
       results.append(_results(evaluated, attributes, counts, beam_search))
       files.write_json(os.path.join(run, output_name), results[-1])
-  _print_results(runs, results, private)
+  _print_results(runs, results)
   for line in compare(runs, output_name) if compare is not None else ():
     print(line)
   return results
 
 
+def evaluate_recognizer(
+    recognize: Recognize,
+    *,
+    name: str,
+    client_data: tff.simulation.datasets.ClientData,
+    rules: Sequence[str] = (),
+    output_dir: Optional[str] = None,
+) -> dict[str, Any]:
+  """Transcribes all speakers of a data set, and prints the error rates.
+
+  Args:
+    recognize: Yields a transcript for each waveform, in order.
+    name: The name of its model.
+    client_data: The speakers, with audio.
+    rules: As for `evaluate`.
+    output_dir: A folder that gets the results as test.json, which names the
+      `public_model` and lacks what only models of CTC have; None for no file.
+
+  Returns:
+    What is written.
+
+  Raises:
+    ValueError: An argument is wrong, output_dir is the folder of a run, or the
+      data hold features.
+  """
+  normalization.check(rules)
+  corpus = client_data_lib.corpus_of(client_data)
+  if corpus is not None and corpus.features is not None:
+    raise ValueError(
+        f'{corpus.path} holds features, which {name} does not take: name the '
+        'corpus of audio.'
+    )
+  if output_dir is not None:
+    # Tables would take a run's own results for those of the public model.
+    if os.path.exists(os.path.join(output_dir, run_dir.METRICS)):
+      raise ValueError(f'{output_dir} is the folder of a run: name another.')
+    checks.output_folders(output_dir=output_dir)
+  spoken = collections.deque()
+
+  def waveforms():
+    for each in examples_of(client_data).as_numpy_iterator():
+      names = [each[field].decode() for field in _SPOKEN]
+      spoken.append(EvaluatedUtterance(*names, text=''))
+      yield names[1], each[schema.WAVEFORM]
+
+  hypotheses = []
+  with progress_lib.Progress(
+      description='evaluate',
+      total=sum(map(client_data.num_utterances, client_data.client_ids)),
+      unit='utterance',
+  ) as progress:
+    for found in recognize(waveforms()):
+      # Waveforms may be read ahead.
+      hypotheses.append(spoken.popleft()._replace(text=found.text))
+      progress.update()
+  result = {'public_model': name} | _results(
+      Evaluation(
+          sorted(hypotheses, key=lambda each: each.utterance_id), rules=rules
+      ),
+      attributes_of(client_data),
+      # No run protects these speakers.
+      public_data.OverlapCounts(0, True),
+  )
+  if output_dir is not None:
+    os.makedirs(output_dir, exist_ok=True)
+    files.write_json(os.path.join(output_dir, 'test.json'), result)
+  _print_result(name, result)
+  return result
+
+
 def _print_results(
-    runs: Sequence[str],
-    results: Sequence[Mapping[str, Any]],
-    private: Sequence[public_data.OverlapCounts],
+    runs: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> None:
   """Prints the error rates of each run, and names each language model once."""
-  for run, result, counts in zip(runs, results, private, strict=True):
-    _print_result(run, result, counts)
+  for run, result in zip(runs, results, strict=True):
+    _print_result(run, result)
   labels = (
       language_model_lib.label(result['with_lm'])
       for result in results
@@ -551,14 +634,15 @@ class _Searches:
     return self._search
 
 
-def _print_result(
-    run: str, result: Mapping[str, Any], private: public_data.OverlapCounts
-) -> None:
+def _print_result(run: str, result: Mapping[str, Any]) -> None:
   """Prints the error rates of a run, and a warning if there is one."""
   percent = lambda name, of=result: f'{100 * of[name]:.2f} %'
+  ter = ''
+  if 'token_error_rate' in result:
+    ter = f' (TER {percent("token_error_rate")})'
   print(
-      f'{run}: WER {percent("word_error_rate")}, CER '
-      f'{percent("character_error_rate")} (TER {percent("token_error_rate")}) '
+      f'{run}: WER {percent("word_error_rate")}{_interval(result)}, CER '
+      f'{percent("character_error_rate")}{ter} '
       f'of {result["num_words"]:,} words of {result["num_speakers"]} speakers'
       + ''.join(f', {rule}' for rule in result['normalization'])
   )
@@ -569,8 +653,20 @@ def _print_result(
         f'{with_lm["alpha"]:g}, word bonus {with_lm["beta"]:g}, temperature '
         f'{with_lm["temperature"]:g})'
     )
-  if private.words:
-    print(f'{run}: {private.words}')
+  if words := public_data.OverlapCounts(**result['private']).words:
+    print(f'{run}: {words}')
+
+
+def _interval(result: Mapping[str, Any]) -> str:
+  """Formats the interval of a word error rate; empty with one speaker."""
+  counts = [
+      (sum(each.values()) - each['words'], each['words'])
+      for each in result['speakers'].values()
+  ]
+  if len(counts) < 2:
+    return ''
+  _, low, high = confidence.rate(*zip(*counts))
+  return f' ({100 * low:.2f} to {100 * high:.2f})'
 
 
 def check_output_name(output_name: str) -> None:
@@ -605,10 +701,15 @@ def _results(
     evaluated: Evaluation,
     attributes: dict[str, dict[str, str]],
     private: public_data.OverlapCounts,
-    beam_search: Optional[language_model_lib.BeamSearch],
+    beam_search: Optional[language_model_lib.BeamSearch] = None,
 ) -> dict[str, Any]:
   """An evaluation as JSON."""
   with_lm = {}
+  of_ctc = {} if evaluated.loss is None else {
+      'token_error_rate': evaluated.token_error_rate,
+      'published_word_error_rate': evaluated.published_word_error_rate,
+      'loss': evaluated.loss,
+  }
   if beam_search is not None:
     counts = _error_counts(evaluated, field='text_with_lm')
     with_lm['with_lm'] = beam_search.describe() | counts
@@ -618,9 +719,7 @@ def _results(
   return {
       **_error_counts(evaluated, field='text'),
       **with_lm,
-      'token_error_rate': evaluated.token_error_rate,
-      'published_word_error_rate': evaluated.published_word_error_rate,
-      'loss': evaluated.loss,
+      **of_ctc,
       'num_utterances': len(evaluated.hypotheses),
       'num_words': evaluated.errors.words,
       'num_speakers': len(by_client),

@@ -45,7 +45,10 @@ BUILDERS: Mapping[str, Callable[..., object]] = {
     f'{builder.__module__}.{builder.__qualname__}': builder
     for builder in (
         adapted.adapters,
+        adapted.ctc_head,
+        adapted.ctc_tokenizer,
         adapted.front_end,
+        adapted.frozen,
         adapted.last_blocks,
         adapted.load,
         adapted.lora,

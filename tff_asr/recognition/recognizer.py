@@ -29,12 +29,15 @@ from tff_asr.decoding import language_model as language_model_lib
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.pretrained import adapted
 from tff_asr.programs import lm_tuning
 from tff_asr.recognition import model_spec
 from tff_asr.storage import run_dir
 
 # Windows overlap by two margins: a fifth.
 _MARGIN_SHARE = 0.1
+# A batch of windows of a public model, as in gin/data/pipeline.gin.
+_MAX_BATCH_SEC = 120.0
 
 
 class Word(NamedTuple):
@@ -69,7 +72,9 @@ class Recognition(NamedTuple):
     text: The transcript; may be empty.
     words: Its words with their times and confidences.
     alternatives: The best transcripts and their scores, the first one with
-      `text`; a single one unless the decoder returns several.
+      `text`; a single one unless the decoder returns several, and none if it
+      has no scores.
+    language: Its language (ISO 639-1), if the decoder finds one.
   """
 
   name: str
@@ -77,6 +82,16 @@ class Recognition(NamedTuple):
   text: str
   words: list[Word]
   alternatives: list[Alternative]
+  language: Optional[str] = None
+
+
+Recognize = Callable[
+    [Iterable[tuple[str, np.ndarray]]], Iterator[Recognition]
+]
+"""What transcribes: names and waveforms to their transcripts, in order.
+
+A `Recognizer`, a `whisper_decoder.WhisperDecoder`, or a function like them.
+"""
 
 
 class Recognizer:
@@ -277,25 +292,17 @@ def load(
       beam search.
   """
   model, pipeline = model_spec.read(run, trust_code=trust_code)
-  tokenizer = pipeline.tokenizer
-  decode = None
-  if language_model is not None or hotwords:
-    decode = language_model_lib.BeamSearch(
-        language_model and lm_tuning.tuned(run, language_model),
-        tokens=tokenizer.tokens,
-        hotwords=hotwords,
-        hotword_weight=hotword_weight,
-        num_best=num_best,
-    )
-  elif num_best > 1:
-    raise ValueError(
-        f'num_best {num_best} needs a beam search: give a language model or '
-        'hotwords.'
-    )
+  decode = _build_decode(
+      language_model and lm_tuning.tuned(run, language_model),
+      tokens=pipeline.tokenizer.tokens,
+      hotwords=hotwords,
+      hotword_weight=hotword_weight,
+      num_best=num_best,
+  )
   weights = run_dir.read_model(
       run,
       model=model,
-      tokens=tokenizer.identity,
+      tokens=pipeline.tokenizer.identity,
       public_sha256=pipeline.front_end.public_sha256,
   )
   return Recognizer(
@@ -305,6 +312,80 @@ def load(
       window_sec=window_sec,
       decode=decode,
   )
+
+
+def load_pretrained(
+    name_or_folder: str,
+    *,
+    window_sec: Optional[float] = None,
+    language_model: Optional[language_model_lib.LanguageModel] = None,
+    hotwords: Sequence[str] = (),
+    hotword_weight: float = language_model_lib.HOTWORD_WEIGHT,
+    num_best: int = 1,
+) -> Recognizer:
+  """Loads a public model with a CTC head, which transcribes as it is.
+
+      recognizer = load_pretrained('facebook/wav2vec2-base-960h')
+
+  Args:
+    name_or_folder: See `sources.load`: wav2vec 2.0 or HuBERT with a head and a
+      vocabulary (`pretrained.ctc_head`).
+    window_sec: See `Recognizer`; if None, 30 s.
+    language_model: For beam search; weights that it lacks are the defaults.
+    hotwords: As for `load`.
+    hotword_weight: As for `load`.
+    num_best: As for `load`.
+
+  Raises:
+    ValueError: As `sources.load`, `pretrained.ctc_head.read`, `Recognizer` and
+      `language_model.BeamSearch`; or num_best needs a beam search.
+  """
+  public = adapted.load(name=name_or_folder)
+  tokenizer = adapted.ctc_tokenizer(public)
+  model = ctc.build(
+      encoder=adapted.frozen(public),
+      tokenizer=tokenizer,
+      head=adapted.ctc_head(public),
+  )
+  return Recognizer(
+      model=model,
+      pipeline=pipeline_lib.Pipeline(
+          tokenizer=tokenizer,
+          output_lengths=model.encoder.output_lengths,
+          max_batch_sec=_MAX_BATCH_SEC,
+          front_end=adapted.front_end(public),
+      ),
+      # The public values: none of the weights is drawn.
+      weights=model.initialize(tf.zeros([2], tf.int32)),
+      window_sec=window_sec,
+      decode=_build_decode(
+          language_model,
+          tokens=tokenizer.tokens,
+          hotwords=hotwords,
+          hotword_weight=hotword_weight,
+          num_best=num_best,
+      ),
+  )
+
+
+def _build_decode(
+    language_model: Optional[language_model_lib.LanguageModel],
+    *,
+    hotwords: Sequence[str],
+    num_best: int,
+    **options,
+) -> Optional[hypothesis.Decode]:
+  """Returns a beam search; None without a language model and hotwords."""
+  if language_model is not None or hotwords:
+    return language_model_lib.BeamSearch(
+        language_model, hotwords=hotwords, num_best=num_best, **options
+    )
+  if num_best > 1:
+    raise ValueError(
+        f'num_best {num_best} needs a beam search: give a language model or '
+        'hotwords.'
+    )
+  return None
 
 
 def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:

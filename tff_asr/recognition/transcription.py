@@ -32,7 +32,7 @@ _MAX_CUE_CHARACTERS = 80
 def transcribe(
     paths: Sequence[str],
     *,
-    recognizer: recognizer_lib.Recognizer,
+    recognizer: recognizer_lib.Recognize,
     output_format: str = 'text',
     output_dir: Optional[str] = None,
 ) -> Optional[str]:
@@ -40,10 +40,11 @@ def transcribe(
 
   Args:
     paths: Files, and folders, in which files with an ending of audio are read.
-    recognizer: The model.
+    recognizer: Transcribes the waveforms; see `recognizer.Recognize`.
     output_format: 'text' (for several files one line each: path, tab and text),
       'json' (a list of objects: file, seconds, text, words with start_sec,
-      end_sec and confidence, and alternatives with score if there are several)
+      end_sec and confidence, language if the decoder finds one, and
+      alternatives with score if there are several)
       or 'srt'.
     output_dir: Receives one file per audio file, in the same subfolders;
       existing ones are replaced. None: the text is returned.
@@ -169,6 +170,7 @@ def render(
                 for word in each.words
             ],
         }
+        | ({'language': each.language} if each.language else {})
         | _alternatives(each)
         for each in recognitions
     ]

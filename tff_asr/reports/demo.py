@@ -16,7 +16,7 @@ A server of Python's own library, for the person at this computer:
                       {seconds, hypotheses: [`Comparison`]} or {error}
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import http
 import http.server
 import json
@@ -27,8 +27,6 @@ import threading
 from typing import TypedDict
 import unicodedata
 from urllib import parse
-
-import numpy as np
 
 from tff_asr import files
 from tff_asr.data import audio
@@ -42,11 +40,6 @@ HOST = '127.0.0.1'
 MAX_BYTES = 64 * 2**20
 # Each model transcribes while the page waits.
 MAX_SEC = 120.0
-
-Recognize = Callable[
-    [Iterable[tuple[str, np.ndarray]]], Iterator[recognizer_lib.Recognition]
-]
-"""A `Recognizer`, or a function like it."""
 
 
 class Comparison(TypedDict, total=False):
@@ -91,7 +84,7 @@ class Server(socketserver.ThreadingTCPServer):
   def __init__(
       self,
       rows: Sequence[tables.Row],
-      recognizers: Sequence[Recognize],
+      recognizers: Sequence[recognizer_lib.Recognize],
       *,
       port: int = 0,
   ):
@@ -151,6 +144,7 @@ def describe(row: tables.Row) -> dict[str, str | bool]:
       'test_wer': tables.rate(row),
       'test_wer_with_lm': tables.rate(row, runs_lib.WER_WITH_LM),
       'test_speakers': f'{len(run.speakers):,}',
+      'normalization': run.normalization,
       'dev_wer': tables.COLUMNS['dev WER %'](row),
       'epsilon': tables.epsilon_by(row),
       'delta': '' if run.privacy is None else f'{run.privacy["delta"]:g}',

@@ -100,7 +100,7 @@ def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
   tokens = recognizer.pipeline.tokenizer.tokens
   characters = recognizer.pipeline.tokenizer.characters
   vocabulary = f'the characters {_code(characters.replace(" ", "␣"))}'
-  if len(tokens) > len(characters):
+  if any(len(token) > 1 for token in tokens):
     vocabulary = f'{len(tokens):,} sentence pieces of {vocabulary}'
   return (
       f'A CTC speech recogniser of {weights_lib.num_parameters(model.specs):,} '

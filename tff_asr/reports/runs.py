@@ -84,6 +84,7 @@ class DecodingWithLm(ErrorCounts):
 
 class Evaluation(ErrorCounts):
   """Fields of test.json; attributes are by speaker."""
+  public_model: NotRequired[str]  # Only of one that no run has trained.
   hypotheses: list[EvaluatedUtterance]
   attributes: dict[str, dict[str, str]]
   private: dict[str, int | bool]
@@ -159,6 +160,11 @@ class Run:
   )
   personalization: Optional[Personalization] = None
   private_evaluations: Sequence[PrivateEvaluation] = ()
+
+  @property
+  def public_model(self) -> str:
+    """Returns the model that no run has trained; empty for a run."""
+    return (self.evaluation or {}).get('public_model', '')
 
   @property
   def unit(self) -> str:
@@ -289,19 +295,23 @@ def read(
 
 def _read(path: str, *, name: str, evaluation: str) -> Run:
   """Reads a folder."""
-  configuration = _text(run_dir.file_of(path, run_dir.CONFIG))
-  metrics = os.path.join(path, run_dir.METRICS)
-  if not os.path.isfile(metrics):
-    raise ValueError(f'{path} has no {run_dir.METRICS}: has the run begun?')
+  evaluated = _json(path, evaluation)
+  configuration, metrics = '', {}
+  # A public model that was evaluated as it is has no run.
+  if 'public_model' not in (evaluated or {}):
+    configuration = _text(run_dir.file_of(path, run_dir.CONFIG))
+    file = os.path.join(path, run_dir.METRICS)
+    if not os.path.isfile(file):
+      raise ValueError(f'{path} has no {run_dir.METRICS}: has the run begun?')
+    metrics = metrics_file.read(file)
   results = _json(path, run_dir.RESULTS)
   privacy = _json(path, run_dir.PRIVACY_REPORT_JSON)
-  evaluated = _json(path, evaluation)
   return Run(
       name=name,
       path=path,
       configuration=configuration,
       settings=run_dir.macros_of_text(configuration),
-      metrics=metrics_file.read(metrics),
+      metrics=metrics,
       results=results,
       privacy=privacy,
       privacy_report=_text(os.path.join(path, run_dir.PRIVACY_REPORT)),

@@ -581,6 +581,8 @@ def seconds(row: Row) -> str:
 
 
 def _kind(row: Row) -> str:
+  if row.first.public_model:
+    return 'public model'
   if row.result('trained_parameters'):
     kind = 'pre-training'
   else:
@@ -590,6 +592,8 @@ def _kind(row: Row) -> str:
 
 def _progress(row: Row) -> str:
   """Rounds or steps that all runs have completed."""
+  if row.first.public_model:
+    return ''
   # The slowest run says how far the row is.
   least = min(run.num_done for run in row.runs)
   # results.json is written when a run ends.

@@ -56,7 +56,7 @@ class Tokenizer(abc.ABC):
   """Maps texts to ids 0 .. V - 2; V - 1 is the blank.
 
   Attributes:
-    tokens: The text of each id except the blank.
+    tokens: The text of each id except the blank; '' for tokens without text.
     characters: The characters of texts that can be encoded.
     identity: Identifies the vocabulary; stored with a model.
     source: Where the tokens come from, for the privacy report.
@@ -124,6 +124,7 @@ class CharTokenizer(Tokenizer):
       characters: str = ENGLISH,
       *,
       boundary: str = '',
+      num_silent: int = 0,
       source: str = UNKNOWN_SOURCE,
   ):
     """Creates a tokenizer.
@@ -132,11 +133,13 @@ class CharTokenizer(Tokenizer):
       characters: Each character once; its index is its id.
       boundary: A character to encode before and after every transcript, as the
         published code does with a space, or '' for none.
+      num_silent: Number of tokens without text after the characters, such as
+        `<unk>` of a public model, which a model may emit.
       source: See `Tokenizer`.
 
     Raises:
-      ValueError: There are no characters, duplicates or control characters, or
-        the boundary is not one of them.
+      ValueError: There are no characters, duplicates or control characters, the
+        boundary is not one of them, or num_silent is negative.
     """
     if not characters:
       raise ValueError('characters must name at least one character.')
@@ -150,8 +153,11 @@ class CharTokenizer(Tokenizer):
       raise ValueError(
           f"boundary must be one of the characters or '', found {boundary!r}."
       )
+    checks.non_negative_int(num_silent=num_silent)
     self.characters = self.identity = characters
-    self.tokens = tuple(characters)
+    self.tokens = (*characters, *[''] * num_silent)
+    if num_silent:
+      self.identity += f' and {num_silent} tokens without text'
     self.source = source
     self._boundary = boundary
     codepoints = [ord(c) for c in characters]

@@ -5,8 +5,9 @@
     python -m tools.pretrained_parity --python=torch_env/bin/python
 
 makes models of random weights, loads them on both sides in separate processes
-and prints how far outputs of all layers and gradients are apart. Theirs are of
-one utterance at a time, ours of a padded batch. With the package of
+and prints how far outputs of all layers, gradients, and logits and transcripts
+of models with a CTC head are apart. Theirs are of one utterance at a time, ours
+of a padded batch. With the package of
 requirements-whisper-tiny.txt on this side, Whisper tiny.en is compared with
 CTranslate2, too. Exits with 1 if a line is beyond its tolerance.
 
@@ -74,6 +75,16 @@ def main(unused_argv) -> None:
               1e-5),
           Row(f'{name}/saved', 'weights as `transformers` saves them',
               'relative', 1e-7),
+      )
+  ]
+  rows += [
+      row
+      for name in random_folders.with_heads(models)
+      for row in (
+          Row(f'{name}/logits', f'{name}: logits', 'relative', 1e-5),
+          Row(f'{name}/padded_logits', 'theirs padded, too, if they have masks',
+              'relative', 1e-5),
+          Row(f'{name}/text', 'greedy transcripts', 'largest', 0),
       )
   ]
   rows += [

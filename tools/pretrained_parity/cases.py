@@ -15,8 +15,14 @@ FRONT_END_SAMPLES = 1600
 MEL_BINS = (80, 128)
 
 
-def utterances(config: Mapping[str, object]) -> list[np.ndarray]:
+def utterances(
+    config: Mapping[str, object], *, frames: tuple[int, int] = (7, 4)
+) -> list[np.ndarray]:
   """Inputs of a model.
+
+  Args:
+    config: Its configuration.
+    frames: Frames of each, of tiny models of waveforms.
 
   Returns:
     Of Whisper float32 [T, F], T even, of the most that it takes and of half as
@@ -24,12 +30,12 @@ def utterances(config: Mapping[str, object]) -> list[np.ndarray]:
   """
   rng = np.random.default_rng(1)
   if config['model_type'] == 'whisper':
-    frames = 2 * config['max_source_positions']
-    sizes = [(n, config['num_mel_bins']) for n in (frames, frames // 2)]
+    most = 2 * config['max_source_positions']
+    sizes = [(n, config['num_mel_bins']) for n in (most, most // 2)]
   else:
-    # Samples for 7 and for 4 frames, and not all of them fill one.
+    # Not all of the samples fill a frame.
     window, stride = field(config)
-    sizes = [(window + stride * (n - 1) + 1,) for n in (7, 4)]
+    sizes = [(window + stride * (n - 1) + 1,) for n in frames]
     if config['hidden_size'] > 100:  # A second, at the published sizes.
       sizes = [(16000,), (9000,)]
   return [rng.standard_normal(size, np.float32) for size in sizes]

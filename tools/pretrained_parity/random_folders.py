@@ -113,6 +113,10 @@ TINY_20_MS: Config = TINY['wav2vec2_base'] | dict(
     conv_stride=[5, 2, 2, 2, 2, 2, 2],
     num_feat_extract_layers=7,
 )
+# With a CTC head: the blank is in the middle, and special tokens around it.
+VOCABULARY: Mapping[str, int] = {
+    '<s>': 0, 'A': 1, 'B': 2, '<pad>': 3, '|': 4, 'C': 5, '</s>': 6, '<unk>': 7
+}
 # The sizes that were published, on short utterances.
 PUBLISHED: Mapping[str, Config] = {
     'whisper_tiny': _whisper(4, 384, 6, positions=100),
@@ -130,6 +134,14 @@ PUBLISHED: Mapping[str, Config] = {
     'hubert_large': _wav2vec2('hubert', 24, 1024, 16, is_large=True),
     'hubert_xlarge': _wav2vec2('hubert', 48, 1280, 16, is_large=True),
 }
+
+
+def with_heads(models: Mapping[str, Config]) -> dict[str, Config]:
+  """The models of waveforms with a CTC head, by names of their own."""
+  return {
+      f'{name}_ctc': config | dict(pad_token_id=VOCABULARY['<pad>'])
+      for name, config in models.items() if config['model_type'] != 'whisper'
+  }
 
 
 def tensors(
@@ -191,6 +203,39 @@ def write(
   safetensors_numpy.save_file(
       arrays, os.path.join(folder, 'model.safetensors'), {'format': 'pt'}
   )
+
+
+def write_ctc(
+    folder: str,
+    config: Config,
+    *,
+    vocabulary: Mapping[str, object] | None = VOCABULARY,
+    changes: Mapping[str, np.ndarray | None] | None = None,
+    **settings: object,
+) -> None:
+  """Writes a model with a CTC head of 8 outputs.
+
+  Args:
+    folder: As for `write`.
+    config: As in config.json, such as `with_heads` has.
+    vocabulary: What vocab.json holds; None for no such file.
+    changes: As for `write`.
+    **settings: What other files of the tokenizer hold, by their names without
+      .json.
+  """
+  shapes = _linear('lm_head', 8, config['hidden_size'])
+  write(
+      folder,
+      config,
+      prefix=f"{config['model_type']}.",
+      changes={name: _draw(name, shape) for name, shape in shapes.items()}
+      | dict(changes or {}),
+  )
+  for name, values in dict(vocab=vocabulary, **settings).items():
+    if values is not None:
+      path = os.path.join(folder, f'{name}.json')
+      with open(path, 'w', encoding='utf-8') as f:
+        json.dump(values, f)
 
 
 def _draw(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,20 +8,28 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.decoding import greedy
 from tff_asr.features import waveform as waveform_lib
 from tff_asr.features import whisper_log_mel
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
+from tff_asr.pretrained import features as features_lib
 from tff_asr.pretrained import hugging_face
 from tff_asr.pretrained import public_model
 from tff_asr.pretrained import sources
 from tff_asr.pretrained import tensor_rules
+from tff_asr.recognition import recognizer as recognizer_lib
 from tools.pretrained_parity import cases
 from tools.pretrained_parity import random_folders
 
+# Frames of the utterances of tiny models with a CTC head.
+_CTC_FRAMES = (40, 23)
 # Frames of the utterances for CTranslate2: 30 s, 3 s, and an odd number.
 _ENCODE_FRAMES = (3000, 300, 339)
+
+# What only the comparison has.
+_NOT_EXPECTED = ('saved', 'input_gradient', 'padded_logits')
 
 Results = dict[str, np.ndarray]
 
@@ -57,6 +65,10 @@ def prepare(
     random_folders.write(os.path.join(folder, name), config)
     encoder = hugging_face.load(os.path.join(folder, name)).encoder
     inputs |= inputs_of(name, config, encoder)
+  heads = random_folders.with_heads(models)
+  for name, config in heads.items():
+    random_folders.write_ctc(os.path.join(folder, name), config)
+    inputs |= ctc_inputs_of(name, config)
   if ctranslate2:
     inputs['ctranslate2'] = np.array(ctranslate2)
     for frames in _ENCODE_FRAMES:
@@ -64,6 +76,8 @@ def prepare(
   np.savez(os.path.join(folder, 'inputs.npz'), **inputs)
   with open(os.path.join(folder, 'models.json'), 'w', encoding='utf-8') as f:
     json.dump(list(models), f)
+  with open(os.path.join(folder, 'heads.json'), 'w', encoding='utf-8') as f:
+    json.dump(list(heads), f)
 
 
 def inputs_of(
@@ -81,6 +95,12 @@ def inputs_of(
   return inputs
 
 
+def ctc_inputs_of(name: str, config: random_folders.Config) -> Results:
+  """Utterances of a model with a CTC head, under its name."""
+  utterances = cases.utterances(config, frames=_CTC_FRAMES)
+  return {f'{name}/in/{index}': each for index, each in enumerate(utterances)}
+
+
 def run(folder: str) -> Results:
   """Computes all results of this side."""
   inputs = dict(np.load(os.path.join(folder, 'inputs.npz')))
@@ -93,6 +113,12 @@ def run(folder: str) -> Results:
     results |= {
         f'{name}/saved/{key}': value for key, value in model.weights.items()
     }
+  with open(os.path.join(folder, 'heads.json'), encoding='utf-8') as f:
+    heads = json.load(f)
+  os.environ[features_lib.CACHE_VARIABLE] = os.path.join(folder, 'cache')
+  for name in heads:
+    recognizer = recognizer_lib.load_pretrained(os.path.join(folder, name))
+    results |= compute_ctc(recognizer, name, inputs)
   waveforms = tf.constant(inputs['waveform'][np.newaxis])
   num_samples = tf.constant([waveforms.shape[1]])
   for num_bins in cases.MEL_BINS:
@@ -121,17 +147,7 @@ def compute(
     model: public_model.PublicModel, name: str, inputs: Mapping[str, np.ndarray]
 ) -> Results:
   """Outputs of all layers and gradients, of one padded batch."""
-  keys = sorted(key for key in inputs if key.startswith(f'{name}/in/'))
-  utterances = [inputs[key] for key in keys]
-  lengths = [len(utterance) for utterance in utterances]
-  batch = np.zeros(
-      [len(lengths), max(lengths), *utterances[0].shape[1:]], np.float32
-  )
-  for row, utterance in zip(batch, utterances):
-    row[: len(utterance)] = utterance
-  # Values that must not matter.
-  mask = np.arange(max(lengths)) >= np.array(lengths)[:, np.newaxis]
-  batch[mask] = 1e3
+  batch, lengths = _padded(name, inputs)
   weights = weights_lib.to_tensors(model.weights)
   batch = tf.constant(batch)
   results, total = {}, 0.0
@@ -155,6 +171,56 @@ def compute(
   for key, value in gradients.items():
     results[f'{name}/gradient/{key}'] = value.numpy()
   return results
+
+
+def compute_ctc(
+    recognizer: recognizer_lib.Recognizer,
+    name: str,
+    inputs: Mapping[str, np.ndarray],
+) -> Results:
+  """Logits in the vocabulary's order, and transcripts, of one padded batch."""
+  batch, lengths = _padded(name, inputs)
+  logits, logit_lengths = recognizer.model.logits(
+      recognizer.weights, tf.constant(batch)[:, :, tf.newaxis],
+      tf.constant(lengths),
+  )
+  tokens = recognizer.pipeline.tokenizer.tokens
+  silent = iter(range(tokens.index(''), len(tokens)))
+  columns = []
+  # Stated here, to check the importer: special tokens are last, but the blank.
+  for token in random_folders.VOCABULARY:
+    if token == '<pad>':
+      columns.append(len(tokens))
+    elif len(token) > 1:
+      columns.append(next(silent))
+    else:
+      columns.append(tokens.index(token.replace('|', ' ').lower()))
+  results = {}
+  for index, length in enumerate(logit_lengths.numpy()):
+    found = logits[index, :length].numpy()
+    (text,) = greedy.decode(found, tokens=tokens)
+    results[f'{name}/logits/{index}'] = found[:, columns]
+    results[f'{name}/padded_logits/{index}'] = found[:, columns]
+    results[f'{name}/text/{index}'] = np.array([*map(ord, text.text)])
+  return results
+
+
+def _padded(
+    name: str, inputs: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, list[int]]:
+  """A model's utterances as a batch, and their lengths."""
+  keys = sorted(key for key in inputs if key.startswith(f'{name}/in/'))
+  utterances = [inputs[key] for key in keys]
+  lengths = [len(utterance) for utterance in utterances]
+  batch = np.zeros(
+      [len(lengths), max(lengths), *utterances[0].shape[1:]], np.float32
+  )
+  for row, utterance in zip(batch, utterances):
+    row[: len(utterance)] = utterance
+  # Values that must not matter.
+  mask = np.arange(max(lengths)) >= np.array(lengths)[:, np.newaxis]
+  batch[mask] = 1e3
+  return batch, lengths
 
 
 def read_theirs(folder: str) -> Results:
@@ -188,7 +254,7 @@ def expected(results: Results) -> dict[str, object]:
   for key, value in results.items():
     if '/gradient/' in key:
       numbers[key] = _round(np.linalg.norm(value))
-    elif '/saved/' not in key and '/input_gradient/' not in key:
+    elif not any(f'/{each}/' in key for each in _NOT_EXPECTED):
       numbers[key] = np.vectorize(_round, otypes=[float])(value).tolist()
   return numbers
 

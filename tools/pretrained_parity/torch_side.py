@@ -25,6 +25,10 @@ def main(folder: str) -> None:
     models = json.load(f)
   for name in models:
     results |= _model(folder, name, inputs)
+  with open(os.path.join(folder, 'heads.json'), encoding='utf-8') as f:
+    heads = json.load(f)
+  for name in heads:
+    results |= _ctc(os.path.join(folder, name), name, inputs)
   waveform = inputs['waveform'].astype(np.float32) / 32768
   for num_bins in (80, 128):
     extract = transformers.WhisperFeatureExtractor(feature_size=num_bins)
@@ -83,6 +87,44 @@ def _model(
   for key, parameter in model.named_parameters():
     if parameter.grad is not None:
       results[f'{name}/gradient/{key}'] = parameter.grad.numpy()
+  return results
+
+
+def _ctc(
+    path: str, name: str, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Logits and transcripts of a model with a CTC head."""
+  model, info = transformers.AutoModelForCTC.from_pretrained(
+      path, output_loading_info=True
+  )
+  if any(info.values()):
+    raise ValueError(f'{name}: {info}')
+  model.eval()
+  tokenizer = transformers.Wav2Vec2CTCTokenizer.from_pretrained(path)
+  utterances = [
+      torch.tensor(inputs[key])
+      for key in sorted(inputs) if key.startswith(f'{name}/in/')
+  ]
+  lengths = [len(each) for each in utterances]
+  mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+  batch = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
+  # Models with a group norm take padding for silence, whatever the mask.
+  has_mask = model.config.feat_extract_norm == 'layer'
+  results = {}
+  with torch.no_grad():
+    padded = model(batch, attention_mask=mask).logits
+    for index, utterance in enumerate(utterances):
+      (logits,) = model(utterance[None]).logits
+      text = tokenizer.decode(logits.argmax(-1))
+      for special in ('<s>', '</s>', '<unk>'):
+        text = text.replace(special, '')
+      results[f'{name}/logits/{index}'] = logits.numpy()
+      results[f'{name}/padded_logits/{index}'] = (
+          padded[index, : len(logits)] if has_mask else logits
+      ).numpy()
+      results[f'{name}/text/{index}'] = np.array(
+          [*map(ord, text.strip().lower())]
+      )
   return results
 
 
