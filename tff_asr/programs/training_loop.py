@@ -200,7 +200,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
             public_data.ACTIONS, on_shared_data=self.on_shared_data
         ),
         lambda: evaluation.check_corpus(
-            self.client_data, self.pipeline, is_training=True
+            self.client_data, self.client_pipeline, is_training=True
         ),
         lambda: _check_durations(self.client_data, self.pipeline),
         self._check_init_from_run,
@@ -208,6 +208,11 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
             self.output_dir, configuration=self.recorded_configuration
         ),
     )
+
+  @property
+  def client_pipeline(self) -> pipeline_lib.Pipeline:
+    """Returns the pipeline of the speakers to train on."""
+    return self.pipeline
 
   def _check_init_from_run(self) -> None:
     """Raises ValueError if the initial model does not fit this one."""
