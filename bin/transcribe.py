@@ -33,9 +33,8 @@ _TRUST_CODE = flags.DEFINE_string(
 _FORMAT = flags.DEFINE_enum(
     'format', 'text', transcription.FORMATS, 'Output format.'
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Gets a file for each audio file; else it is printed.'
-)
+_OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Gets a file for each.')
+_CHANNEL = flags.DEFINE_string('channel', None, '0, 1 or each; else averaged.')
 _WINDOW_SEC = flags.DEFINE_float(
     'window_sec', None, 'Longest piece to decode at once; else as in training.'
 )
@@ -81,7 +80,7 @@ def main(argv) -> None:
   try:
     text = transcription.transcribe(
         argv[1:],
-        recognizer=loaded,
+        recognizer=loaded, channel=_CHANNEL.value,
         output_format=_FORMAT.value,
         output_dir=_OUTPUT_DIR.value,
     )
