@@ -55,6 +55,8 @@ _COHORT_SIZE, _PRIVATE_COHORT_SIZE, _SMALL_COHORT_SIZE = 4, 1000, 15
 # Up to so many speakers, each is checked for a recording that can be decoded,
 # of so many of theirs.
 _FEW_SPEAKERS, _MAX_DECODED = 100, 8
+# Characters of an example that is printed.
+_MAX_EXAMPLE = 140
 
 _SOURCE_DIR = flags.DEFINE_string(
     'source_dir',
@@ -694,7 +696,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
     for remark in split_summary.remarks(folder, summary):
       # Some kinds of changes and reasons have an example.
       print(remark, *(
-          f'Such as: {example}'
+          f'Such as: {example:.{_MAX_EXAMPLE}}'
           for kind, example in summary.get('examples', {}).items()
           if f': {kind}: ' in remark or f', {kind}: ' in remark
       ), sep='. ')

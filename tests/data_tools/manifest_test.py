@@ -29,6 +29,7 @@ from tff_asr import config
 from tff_asr import launch
 from tff_asr.data import audio
 from tff_asr.data import client_data
+from tff_asr.storage import run_dir
 
 try:
   import pyarrow
@@ -1072,6 +1073,11 @@ class ManifestTest(parameterized.TestCase):
     )
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertIn('NOT PRIVATE', finished.stdout)
+    report = (run / run_dir.PRIVACY_REPORT).read_text()
+    self.assertIn(
+        'twice the privacy loss; most speakers have one recording: unless each',
+        ' '.join(report.split()),
+    )
     transcribed = in_process.run(
         'bin/transcribe.py', f'--run={run}', '--format=json',
         str(self.root / 'b/2.mp3'),

@@ -37,7 +37,8 @@ _INSTALL = (
 )
 # Characters of a comment in a model's first line.
 _MAX_COMMENT = 10_000
-_ENDINGS = ('.arpa', '.arpa.gz', '.bin', '.binary')
+_ARPA = ('.arpa', '.arpa.gz')
+_ENDINGS = (*_ARPA, '.bin', '.binary')
 # Of a model's words, at least so many must consist of the tokens' characters.
 _MIN_WRITABLE = 0.5
 # Less probable tokens are not searched, unless they are a frame's best.
@@ -187,7 +188,7 @@ class BeamSearch:
       self.order = model.order
       self._beam_width = language_model.beam_width
       words = None
-      if _is_arpa(language_model.path):
+      if language_model.path.endswith(_ARPA):
         words = set(_unigrams(language_model.path))
         _check_words(words, tokens=tokens, path=language_model.path)
       scorer = pyctcdecode.LanguageModel(model, words)
@@ -328,14 +329,11 @@ def _check_words(
   # Without <unk>, <s>, </s>, and tags.
   words = sorted(word for word in words if not word.startswith('<'))
   share = lambda convert: np.mean(
-      [known.issuperset(convert(word)) for word in words]
+      [known.issuperset(convert(word)) for word in words] or [1.0]
   )
-  if not words or share(str) >= _MIN_WRITABLE:
+  if share(str) >= _MIN_WRITABLE:
     return
-  remedy = (
-      'they are of another script or language: data_tools.ngram makes a model '
-      'of text in this one'
-  )
+  remedy = 'they are of another script or language: take a model of this one'
   for case, convert in ('lower', str.lower), ('upper', str.upper):
     if share(convert) >= _MIN_WRITABLE:
       remedy = f'they are in another case: write the file in {case} case'
@@ -393,10 +391,6 @@ def _confidence(
   return float(min(1.0, shares[has_word].sum()))
 
 
-def _is_arpa(path: str) -> bool:
-  return path.removesuffix('.gz').endswith('.arpa')
-
-
 def _open(path: str) -> TextIO:
   """Opens an ARPA file."""
   opened = gzip.open if path.endswith('.gz') else open
@@ -405,7 +399,7 @@ def _open(path: str) -> TextIO:
 
 def _text_of(path: str) -> str:
   """Returns the name of a model's text, if `data_tools.ngram` wrote it."""
-  if not _is_arpa(path):
+  if not path.endswith(_ARPA):
     return ''
   with _open(path) as file:
     line = file.readline(_MAX_COMMENT)

@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-import functools
 import itertools
 import json
 import os
@@ -95,8 +94,7 @@ def transcribe(
       # The subfolders of the recordings are repeated in output_dir.
       os.makedirs(os.path.dirname(path), exist_ok=True)
       files.write_text(path, render([recognition], output_format=output_format))
-  averaged = sum(n for kind, n in conversions.items() if 'averaged' in kind)
-  if averaged:
+  if averaged := sum(n for k, n in conversions.items() if 'averaged' in k):
     sys.stderr.write(
         f'The channels of {averaged} files were averaged; if they are people '
         f'of a call, --channel=0, 1 or {_EACH} keeps them apart.\n'
@@ -232,15 +230,14 @@ def _waveforms(
     channel: See `transcribe`.
     conversions: See `audio.read`.
   """
-  read = functools.partial(audio.read, conversions=conversions)
   for path in [*stems]:
     try:
-      if channel != _EACH:
-        yield path, read(path, channels=channel and [int(channel)])
+      if channel is None:
+        yield path, audio.read(path, conversions=conversions)
         continue
-      for number in itertools.count():
-        waveform = read(path, channels=[number])
-        suffix = f'-channel-{number}'
+      for number in itertools.count() if channel == _EACH else [int(channel)]:
+        waveform = audio.read(path, channels=[number])
+        suffix = f'-channel-{number}' if channel == _EACH else ''
         stems[path + suffix] = stems[path] + suffix
         yield path + suffix, waveform
     except audio.AudioError as e:
