@@ -68,7 +68,7 @@ _FORMS = re.compile(
     '\uff21-\uff3a\uff41-\uff5a\uff66-\uffdc]+'
 )
 _PUBLISHED_PUNCTUATION = string.punctuation.replace("'", '').replace('-', '')
-# Arabic and N'Ko stretch words by them. They are of category Lm, but no letters.
+# Arabic and N'Ko stretch words by them; they are Lm in Unicode, but no letters.
 _TATWEEL = '\u0640\u07fa'
 # Soft hyphens, joiners, marks of direction, variation selectors, controls.
 _INVISIBLE = re.compile(
