@@ -36,14 +36,14 @@ _TRUST_CODE = flags.DEFINE_string(
 _LM = flags.DEFINE_string(
     'lm',
     None,
-    'KenLM model of public text, .arpa or binary, with the weights that '
+    'KenLM model of public text, .arpa(.gz) or binary, with the weights that '
     'bin/evaluate.py tuned for each run (needs requirements-lm.txt).',
 )
 _NAMES = flags.DEFINE_multi_string(
     'name', [], 'Name of a run, by default its folder; one for each, in order.'
 )
 _HOTWORDS = flags.DEFINE_multi_string(
-    'hotword', [], 'A word to prefer; may be repeated.'
+    'hotword', [], 'A word or phrase to prefer; may be repeated.'
 )
 
 

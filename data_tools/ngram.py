@@ -78,22 +78,29 @@ def transcripts(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def read_public(
-    paths: Sequence[str], *, normalises: bool
-) -> tuple[str, list[str]]:
+    paths: Sequence[str],
+    *,
+    normalises: bool,
+    alphabet: str | None = None,
+    language: str = '',
+) -> tuple[str, list[str], list[str]]:
   """Reads public text.
 
   Args:
     paths: Text files and folders of shards.
     normalises: Whether lines of text files become what transcripts are, as by
       `data_tools.text.sentences`.
+    alphabet: See there.
+    language: See there.
 
   Returns:
-    Its name, and its sentences without empty ones.
+    Its name, its sentences without empty ones, and a remark on each kind of
+    change to the lines of a file.
 
   Raises:
     ValueError: Something cannot be read, or is the private part of a corpus.
   """
-  names, sentences = [], []
+  names, sentences, remarks = [], [], []
   for path in paths:
     name = os.path.basename(os.path.normpath(path))
     if os.path.isdir(path):
@@ -108,11 +115,15 @@ def read_public(
       sentences += [text for _, text in transcripts(path) if text]
     else:
       names.append(name)
-      sentences += text_lib.sentences(
+      found, changes = text_lib.sentences(
           [line for _, line in text_files.read_lines(path)],
           normalises=normalises,
+          alphabet=alphabet,
+          language=language,
       )
-  return ', '.join(names), sentences
+      sentences += found
+      remarks += changes.remarks(name)
+  return ', '.join(names), sentences, remarks
 
 
 def bigram_counts(
@@ -237,8 +248,11 @@ def _main(argv: Sequence[str]) -> None:
     raise ValueError(
         f'--prune takes numbers, as 0,0,1; found {",".join(_PRUNE.value)}.'
     ) from e
-  name, sentences = read_public(
-      _INPUT.value, normalises=_TEXT.value == 'normalise'
+  name, sentences, remarks = read_public(
+      _INPUT.value,
+      normalises=_TEXT.value == 'normalise',
+      alphabet=_ALPHABET.value,
+      language=_CASING.value,
   )
   model = kneser_ney.estimate(
       [sentence.split() for sentence in sentences],
@@ -272,6 +286,8 @@ def _main(argv: Sequence[str]) -> None:
       f'{len(sentences):,} sentences of {name}; n-grams of order 1 to '
       f'{len(model.orders)}: {kept}'
   )
+  for remark in remarks:
+    print(remark)
   if report:
     print(f'The models of {_RUN.value} and this one together:\n{report}')
 
@@ -299,6 +315,17 @@ if __name__ == '__main__':
       'normalise',
       ['normalise', 'keep'],
       'As for data_tools.manifest: what becomes of lines of text files.',
+  )
+  _ALPHABET = flags.DEFINE_string(
+      'alphabet',
+      None,
+      'As for data_tools.manifest: the letters; by default those of each file.',
+  )
+  _CASING = flags.DEFINE_enum(
+      'casing',
+      'default',
+      ['default', *text_lib.LOWER_CASE],
+      'As for data_tools.manifest: language of lower-casing.',
   )
   _PRIVATE_INPUT = flags.DEFINE_string(
       'private_input', None, 'Folder of shards: the private data of --run.'

@@ -38,6 +38,16 @@ Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
 
 _FINGERPRINTS_FILE = 'fingerprints.npy'
+# What may differ between a folder and what is to be written there, in words.
+_IDENTITY = {
+    'source_sha256': 'ids, transcripts, or names or sizes of audio files',
+    'partition': '--partition',
+    'partition_seed': '--partition_seed',
+    'iid_seed': '--iid',
+    'max_utterance_sec': '--max_utterance_sec',
+    'drop_copies': '--drop_copies',
+    'others_sha256': 'recordings of other parts',
+}
 
 
 class EmptySplitError(ValueError):
@@ -271,9 +281,17 @@ def _read_existing(
     return existing
   if overwrite:
     return None
+  now = json.loads(json.dumps(identity)) | {'encoding': encoding}
+  stored['encoding'] = corpus.encoding
+  different = [key for key in now if now[key] != stored[key]]
+  words = ', '.join(_IDENTITY.get(key, key) for key in different)
+  if different == ['source_sha256']:
+    problem = f'was written before these changed: {words}'
+  else:
+    problem = f'holds another corpus, with other {words}'
   raise ValueError(
-      f'{output_dir} holds another corpus (encoding, source or partition'
-      ' differ); choose another folder or pass --overwrite.'
+      f'{output_dir} {problem}. Pass --overwrite to write it again, or choose '
+      'another folder.'
   )
 
 

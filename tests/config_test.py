@@ -73,6 +73,21 @@ class BindTest(cases.TestCase):
     self.assertNotIn('\n', str(caught.exception))
     self.assertNotRegex(str(caught.exception), ' at 0x')
 
+  def test_a_file_that_does_not_exist_has_its_nearest_name(self):
+    name = 'gin/experiments/quickstart_federated.gin'
+    for wrong in (name[:-5] + '.gin', 'quickstart_federated.gin'):
+      self.check_error(
+          gin_files=[wrong],
+          message=f'{wrong} does not exist. Did you mean {name}?',
+      )
+    own = self.write('')
+    self.check_error(
+        gin_files=[own.replace('test.gin', 'tset.gin')],
+        message=f'Did you mean {own}?',
+    )
+    with self.assertRaisesRegex(config.ConfigError, r'zzz does not exist\.$'):
+      _bind(gin_files=['zzz'])
+
   def test_gives_the_program_with_overrides_applied_last(self):
     self.assertTrue(callable(_bind('NUM_ROUNDS = 3', 'NUM_ROUNDS = 4')))
     self.assertIn('\nNUM_ROUNDS = 4\n', config.text())

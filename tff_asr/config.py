@@ -23,6 +23,7 @@ from collections.abc import (
 import contextlib
 import difflib
 import functools
+import glob
 import inspect
 import json
 import logging
@@ -288,7 +289,11 @@ def _find(path: str) -> str:
     found = os.path.join(folder, path)
     if os.path.isfile(found):
       return found
-  raise ConfigError(f'configuration file {path} does not exist.')
+  known = glob.glob('gin/**/*.gin', root_dir=_ROOT, recursive=True)
+  known += glob.glob(os.path.join(os.path.dirname(path), '*.gin'))
+  raise ConfigError(
+      f'configuration file {path} does not exist.{_nearest(path, known)}'
+  )
 
 
 def _search_folder_of(path: str) -> None:

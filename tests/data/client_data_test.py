@@ -155,6 +155,22 @@ class ClientDataTest(cases.TestCase):
       self.check_client(dataset, client_id)
     client_data.verify(data.corpus.path)
 
+  def test_speakers_of_one_recording_are_told_if_they_are_most(self):
+    counts = {'a': 1, 'b': 1, 'c': 9, 'd': 2}
+    for ids, is_told in ('abc', True), ('abcd', False), ('acd', False):
+      folder = fakes.write_split(self.path(ids), {i: counts[i] for i in ids})
+      warning = client_data.unit_warning(client_data.load(folder))
+      self.assertEqual('guarantee is per recording' in warning, is_told, ids)
+    # Some clients of a corpus.
+    few = client_data.load(folder, client_ids=['a'])
+    self.assertIn('guarantee is per recording', client_data.unit_warning(few))
+    self.assertEqual(
+        client_data.unit_warning(
+            tff.simulation.datasets.TestClientData({'a': {'x': [1]}})
+        ),
+        '',
+    )
+
   def test_durations_are_costs_and_need_no_shard(self):
     _write(self.folder)
     data = client_data.load(self.folder)

@@ -46,6 +46,7 @@ from tff_asr.features import log_mel
 
 SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
 ENCODINGS = ('pcm', 'flac')
+NO_CHANNEL = 'has no such channel'
 
 # libsndfile returns these as int16 without rounding.
 # 8-bit formats and mu-law and A-law codes decode to 16 bits or fewer.
@@ -195,7 +196,7 @@ def _take_channels(
   if max(channels) >= samples.shape[1]:
     raise AudioError(
         name,
-        'has no such channel',
+        NO_CHANNEL,
         f'{max(channels)} of {samples.shape[1]}, counted from 0',
     )
   return samples[:, list(channels)]

@@ -27,6 +27,7 @@ from tff_asr.data import index
 from tff_asr.data import process_means
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.data import split_summary
 
 
 _LOCATIONS_TYPE = tff.to_type(
@@ -192,6 +193,13 @@ def corpus_of(
   if isinstance(client_data, SpeechClientData):
     return client_data.corpus
   return None
+
+
+def unit_warning(client_data: tff.simulation.datasets.ClientData) -> str:
+  """Returns `split_summary.unit_warning`; '' for data in memory."""
+  if not isinstance(client_data, SpeechClientData):
+    return ''
+  return split_summary.unit_warning(client_data.client_index.clients)
 
 
 class SpeechClientData(tff.simulation.datasets.ClientData):

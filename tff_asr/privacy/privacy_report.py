@@ -143,6 +143,7 @@ class TrainingDetails:
     layer_noise: (noise norm) / clip of a round's mean by layer, before noise is
       correlated; {}: not known.
     has_layer_clips: Whether that is over the layer's own clip, and not over C.
+    unit_warning: Why a client may be less than a person; '' if nothing says so.
   """
 
   l2_norm_clip: Optional[float] = None
@@ -153,6 +154,7 @@ class TrainingDetails:
   tokens: str = ''
   layer_noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
   has_layer_clips: bool = False
+  unit_warning: str = ''
 
   @classmethod
   def of_fields(cls, fields: Mapping[str, Any]) -> Optional['TrainingDetails']:
@@ -936,7 +938,9 @@ def _training_entries(
       ('clip', _clip_words(details, unit=unit)),
       ('noise by layer', _layer_noise_words(details)),
       ('trust model', _trust_words(report.rounds)),
-      ('unit covers', _UNITS.get(unit, 'one client')),
+      ('unit covers', '; '.join(filter(None, (
+          _UNITS.get(unit, 'one client'), details.unit_warning
+      )))),
       ('taken as public', public_words),
       *([('tokens', details.tokens)] if details.tokens else []),
       ('assumptions', _SETTLED),

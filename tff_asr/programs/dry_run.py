@@ -6,6 +6,7 @@ process is initialized, which determines its noise and its state's size.
 
 import dataclasses
 import math
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -46,7 +47,8 @@ async def describe(
   specs, sampling = training.model.specs, training.sampling
   plain_specs = subspace.plain_model(training.model).specs
   claims_epsilon = _claims_epsilon(training, prepared)
-  rows = _expectation(training, state) if claims_epsilon else {}
+  signal = _dev_signal(training, state)
+  rows = _expectation(training, state, signal) if claims_epsilon else {}
   rows |= {
       'data': _data(
           training.client_data,
@@ -57,6 +59,13 @@ async def describe(
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
+  if signal is not None:
+    number = signal.measured[-1].num_utterances
+    clients = training.total_rounds * training.sampling.cohort_size
+    rows['time'] = (
+        f'about {clients / signal.clients_per_sec(number) / 60:,.0f} min here '
+        f'if a person has {number} utterances, as in dev, and evaluations'
+    )
   if frozen := process_lib.frozen_layers(state):
     trained = weights_lib.num_parameters(weights_lib.without(frozen, specs))
     described = layer_freeze.describe(frozen, specs, plain_specs=plain_specs)
@@ -69,6 +78,8 @@ async def describe(
         f'{sampling.cohort_size:,} of {sampling.population:,} '
         f'{training.privacy_unit}s ({sampling.kind})'
     )
+    if warning := client_data_lib.unit_warning(training.client_data):
+      rows['unit'] = f'{warning}.'
     rows['public'] = f'{public.words}.'
     rows['epsilon'] = _epsilon(training, prepared)
     if evaluations is not None:
@@ -92,7 +103,9 @@ def _claims_epsilon(
 
 
 def _expectation(
-    training: training_loop.TrainingRun, state: process_lib.State
+    training: training_loop.TrainingRun,
+    state: process_lib.State,
+    signal: Optional[update_signal.Signal],
 ) -> dict[str, str]:
   """Noise and, if public people are there to measure, signal, over the clip."""
   group = private_rounds.cost(state, training.sampling)
@@ -112,29 +125,13 @@ def _expectation(
   if group.strategy is not None:
     return {'noise / C': f'{words}, of which later ones take back a part'}
   rows = {'noise / C': f'{words}, all its elements together'}
-  update = getattr(training, 'client_update', None)
-  people = training.evaluator and training.evaluator.client_data
-  if (
-      update is None
-      or not update.has_clip
-      or training.init_from_run is None
-      or not isinstance(people, client_data_lib.SpeechClientData)
-      or len(people.client_ids) < 2
-  ):
+  if signal is None or training.init_from_run is None:
     return rows
-  # Of dev people: private ones must not be looked at.
-  signal = update_signal.measure(
-      update,
-      weights=subspace.plain_weights(
-          training.model, state.global_model_weights
-      ),
-      client_data=people,
-  )
   of_dev = signal.measured[-1]
   run = dataclasses.replace(
       run,
       # A subspace gains less than its noise falls: docs/planning.md.
-      num_parameters=weights_lib.num_parameters(update.trained),
+      num_parameters=weights_lib.num_parameters(training.client_update.trained),
       signal=signal.law.signal(of_dev.num_utterances),
   )
   expectation = planning.expectation(
@@ -149,6 +146,30 @@ def _expectation(
       f'{run.signal_to_noise:.2g}: {expectation}. See bin/plan.py.'
   )
   return rows
+
+
+def _dev_signal(
+    training: training_loop.TrainingRun, state: process_lib.State
+) -> Optional[update_signal.Signal]:
+  """Measures dev people: private ones must not be looked at."""
+  update = getattr(training, 'client_update', None)
+  people = training.evaluator and training.evaluator.client_data
+  if (
+      update is None
+      or not update.has_clip
+      or not isinstance(people, client_data_lib.SpeechClientData)
+      or len(people.client_ids) < 2
+  ):
+    return None
+  # Two people show the time; an untrained model has no signal to forecast from.
+  most = 2 if training.init_from_run is None else None
+  return update_signal.measure(
+      update,
+      weights=subspace.plain_weights(
+          training.model, state.global_model_weights
+      ),
+      client_data=people.select(people.client_ids[:most]),
+  )
 
 
 def _data(
