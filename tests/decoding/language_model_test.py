@@ -288,7 +288,8 @@ class LanguageModelTest(cases.TestCase):
     self.assertStartsWith(found.text, 'aaa')
     self.assertAlmostEqual(found.score, expected.score, places=3)
     self.assertEqual(
-        [each[:3] for each in found.words], [each[:3] for each in expected.words]
+        [each[:3] for each in found.words],
+        [each[:3] for each in expected.words],
     )
 
   @needs_packages

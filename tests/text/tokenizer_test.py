@@ -58,10 +58,8 @@ class CharTokenizerTest(parameterized.TestCase):
     self.assertEqual(tokenizer.vocab_size, 6)
     self.assertEqual(tokenizer.encode(['ab']).to_list(), [[0, 1]])
     self.assertEqual(tokenizer.decode([3, 0, 4, 2, 1]), 'a b')
-    self.assertEqual(
-        tokenizer.decode_batch(tf.ragged.constant([[4], [0, 3]])).numpy().tolist(),
-        [b'', b'a'],
-    )
+    batch = tokenizer.decode_batch(tf.ragged.constant([[4], [0, 3]]))
+    self.assertEqual(batch.numpy().tolist(), [b'', b'a'])
     self.assertEqual(tokenizer.characters, 'ab ')
     self.assertNotEqual(
         tokenizer.identity, tokenizer_lib.CharTokenizer('ab ').identity

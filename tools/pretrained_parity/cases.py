@@ -56,6 +56,12 @@ def factors(shape: tuple[int, ...]) -> np.ndarray:
   return rng.choice([-1.0, 1.0], shape).astype(np.float32)
 
 
+def normal(shape: tuple[int, ...]) -> np.ndarray:
+  """float32 normal numbers, a function of the shape."""
+  rng = np.random.default_rng(math.prod(shape))
+  return rng.standard_normal(shape, np.float32)
+
+
 def waveform() -> np.ndarray:
   """int16 [FRONT_END_SAMPLES]: noise and a tone that die away."""
   rng = np.random.default_rng(2)

@@ -101,6 +101,13 @@ def _ctc(
     raise ValueError(f'{name}: {info}')
   model.eval()
   tokenizer = transformers.Wav2Vec2CTCTokenizer.from_pretrained(path)
+
+  def text(logits):
+    found = tokenizer.decode(logits.argmax(-1))
+    for special in ('<s>', '</s>', '<unk>'):
+      found = found.replace(special, '')
+    return np.array([*map(ord, found.strip().lower())])
+
   utterances = [
       torch.tensor(inputs[key])
       for key in sorted(inputs) if key.startswith(f'{name}/in/')
@@ -110,21 +117,16 @@ def _ctc(
   batch = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
   # Models with a group norm take padding for silence, whatever the mask.
   has_mask = model.config.feat_extract_norm == 'layer'
-  results = {}
+  results = {f'{name}/text/any': text(torch.tensor(inputs[f'{name}/any']))}
   with torch.no_grad():
     padded = model(batch, attention_mask=mask).logits
     for index, utterance in enumerate(utterances):
       (logits,) = model(utterance[None]).logits
-      text = tokenizer.decode(logits.argmax(-1))
-      for special in ('<s>', '</s>', '<unk>'):
-        text = text.replace(special, '')
       results[f'{name}/logits/{index}'] = logits.numpy()
       results[f'{name}/padded_logits/{index}'] = (
           padded[index, : len(logits)] if has_mask else logits
       ).numpy()
-      results[f'{name}/text/{index}'] = np.array(
-          [*map(ord, text.strip().lower())]
-      )
+      results[f'{name}/text/{index}'] = text(logits)
   return results
 
 
