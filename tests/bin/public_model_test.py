@@ -107,7 +107,7 @@ class PublicModelTest(cases.TestCase):
         ('give --pretrained, and no', public, '--data=x', '--gin_file=x.gin'),
         ('need --data', '--language=de', '--gin_file=x.gin'),
         ('need --data', '--output_dir=x', '--gin_file=x.gin'),
-        ('x does not exist|x .*missing|not a corpus|no corpus', public,
+        ('x is not a folder', public,
          '--data=x'),
         ('rule must be one of', public, f'--data={self.root}',
          '--normalization=x'),
