@@ -27,7 +27,6 @@ from tff_asr.models import ctc
 from tff_asr.pretrained import features
 from tff_asr.programs import evaluation
 from tff_asr.recognition import recognizer as recognizer_lib
-from tff_asr.recognition import transcription
 from tff_asr.storage import model_file
 from tools.pretrained_parity import random_folders
 
@@ -153,25 +152,36 @@ class PublicCtcTest(cases.TestCase):
     )
     return results, model_file.read(self.path(run, 'model.safetensors'))
 
+  def evaluated(self, run: str):
+    path = pathlib.Path(self.path(run, 'test.json'))
+    return json.loads(path.read_text('utf-8'))
+
   @pytest.mark.slow
   def test_as_it_is_then_adapted_with_noise_then_evaluated(self):
     audio = []
     for index, waveform in enumerate(self.waveforms):
       audio.append(self.path(f'{index}.wav'))
       soundfile.write(audio[-1], waveform, 16000)
-    public = recognizer_lib.load_pretrained(self.public)
-    lines = transcription.transcribe(audio, recognizer=public).splitlines()
+    lines = self.run_program(
+        'transcribe', f'--pretrained={self.public}', *audio
+    ).splitlines()
     self.assertLen(lines, 4)
     texts = [line.partition('\t')[2] for line in lines]
     for text in texts:
       self.assertRegex(text, '^[abc ]+$')
-    as_it_is = evaluation.Evaluator(
+    self.run_program(
+        'evaluate', f'--pretrained={self.public}', f'--data={self.dev}',
+        f'--output_dir={self.path("untrained")}',
+    )
+    as_it_is = self.evaluated('untrained')
+    self.assertEqual([each['text'] for each in as_it_is['hypotheses']], texts)
+    public = recognizer_lib.load_pretrained(self.public)
+    evaluated = evaluation.Evaluator(
         model=public.model,
         pipeline=public.pipeline,
         client_data=client_data.load(self.dev),
     )(public.weights)
-    # Evaluation and transcribing are the same, one of stored batches.
-    self.assertEqual([each.text for each in as_it_is.hypotheses], texts)
+    self.assertEqual([each.text for each in evaluated.hypotheses], texts)
     files = cases.digests(self.public)
     (cached,) = os.listdir(self.path('cache', 'pretrained'))
     cache = cases.digests(self.path('cache', 'pretrained', cached))
@@ -216,16 +226,14 @@ class PublicCtcTest(cases.TestCase):
           RUNS=repr([self.path(run)]), TEST_DIR=repr(self.dev), **settings,
       )
       self.assertRegex(shown, rf'{run}: WER \d+\.\d\d %')
-      evaluated = json.loads(
-          pathlib.Path(self.path(run, 'test.json')).read_text('utf-8')
-      )
-      self.assertNotEqual(evaluated['loss'], as_it_is.loss)
+      found = self.evaluated(run)
+      self.assertNotEqual(found['loss'], evaluated.loss)
       by_name = self.run_program(
           'transcribe', f'--run={self.path(run)}', *audio
       )
       self.assertEqual(
           [line.partition('\t')[2] for line in by_name.splitlines()],
-          [each['text'] for each in evaluated['hypotheses']],
+          [each['text'] for each in found['hypotheses']],
       )
     # People add low-rank changes of their own to a trained head.
     shown = self.configured(

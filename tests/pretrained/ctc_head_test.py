@@ -165,7 +165,7 @@ class ReadTest(_TestCase):
        "has the id 2 twice, for 'B' and 'x'"),
       (dict(vocabulary=_letters('A') | {'A': '1'}), "id of 'A' is '1'"),
       (dict(vocabulary=_letters('A') | {'A': True}), "id of 'A' is True"),
-      (dict(vocabulary={'eng': _letters('A')}), 'for each language .*MMS'),
+      (dict(vocabulary={'eng': _letters('A')}), 'for each language, .*MMS, target_lang'),
       (dict(vocabulary=_letters('AH')), "token 'AH', which is no single"),
       (dict(vocabulary=_letters('')), "token '', which is no single"),
       (dict(vocabulary=_letters(' ')), r"characters has \[' '\] more than"),
