@@ -107,9 +107,6 @@ class PublicModelTest(cases.TestCase):
         ('give --pretrained, and no', public, '--data=x', '--gin_file=x.gin'),
         ('need --data', '--language=de', '--gin_file=x.gin'),
         ('need --data', '--output_dir=x', '--gin_file=x.gin'),
-        ('x is not a folder', public,
-         '--data=x'),
-        ('rule must be one of', public, f'--data={self.root}',
-         '--normalization=x'),
+        ('x is not a folder', public, '--data=x'),
     ):
       self.check_refused(expected, 'evaluate', *arguments)
