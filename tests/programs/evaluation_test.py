@@ -288,6 +288,7 @@ class BeamSearchTest(cases.TestCase):
       for rate, counts, unit in (
           ('word_error_rate', 'speakers', 'words'),
           ('character_error_rate', 'characters', 'characters'),
+          ('sentence_error_rate', 'sentences', 'sentences'),
       ):
         found = word_errors.total(
             word_errors.WordErrors(*counted.values())
@@ -344,7 +345,7 @@ class BeamSearchTest(cases.TestCase):
     # 'a b c' read as 'abc' has no errors; of 'a' it changes none.
     result, printed = self.evaluate(rules=['compounds', 'digits'])
     self.assertEqual(result['normalization'], ['compounds', 'digits'])
-    self.assertIn('of 3 speakers, compounds, digits\n', printed)
+    self.assertIn('of 3 speakers, normalised by compounds, digits\n', printed)
     evaluated = evaluation.Evaluation(
         hypotheses=[evaluation.EvaluatedUtterance('x', 'x', 'a b c', 'ab c')],
         loss=0.0,
