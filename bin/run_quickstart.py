@@ -311,7 +311,7 @@ def _print_tables(rows: Mapping[str, tables.Row]) -> None:
       f'\n{tables.markdown(summary.overview(listed, baseline=base))}\n\n'
       f'Intervals: 95 %, paired bootstrap over {len(listed[0].words)} test '
       'speakers.\n\n'
-      f'WER % with LM of test speakers:\n\n'
+      f'WER % of test speakers, and SER %, with LM:\n\n'
       f'{tables.markdown(summary.quartiles(listed))}'
   )
   found = summary.transcripts(rows['seed'], rows['federated_dp'])

@@ -53,8 +53,8 @@ def _build(data, *, noise_multiplier: float):
   vectors = {
       client_id: _VECTORS.encode(
           person_errors.PersonErrors(
-              tf.constant(each.errors, tf.int64),
-              tf.constant(each.words, tf.int64),
+              *(tf.constant(n, tf.int64)
+                for n in (each.errors, each.words, 0, 0))
           )
       ).numpy()
       for client_id, each in by_client.items()

@@ -15,7 +15,7 @@ _VECTORS = private_wer.PersonVectors(max_words=100, min_words=5, num_bins=10)
 
 def _encode(errors: int, words: int, vectors=_VECTORS) -> np.ndarray:
   counts = person_errors.PersonErrors(
-      tf.constant(errors, tf.int64), tf.constant(words, tf.int64)
+      *(tf.constant(each, tf.int64) for each in (errors, words, 0, 0))
   )
   return vectors.encode(counts).numpy()
 

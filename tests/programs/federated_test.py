@@ -291,6 +291,7 @@ class WholeRunTest(_RunTestCase):
         set(rows[1]),
         {
             'round', 'epsilon', 'dev_character_error_rate', 'dev_loss',
+            'dev_sentence_error_rate',
             'dev_token_error_rate', 'dev_word_error_rate', 'num_roll_backs',
             'aggregator/dp_query_metrics/l2_norm_clip',
             'aggregator/dp_query_metrics/noise_stddev_on_sum',

@@ -122,8 +122,8 @@ class PrivateEvaluationTest(cases.TestCase):
     return sum(
         _VECTORS.encode(
             person_errors.PersonErrors(
-                tf.constant(each.errors, tf.int64),
-                tf.constant(each.words, tf.int64),
+                *(tf.constant(n, tf.int64)
+                  for n in (each.errors, each.words, 0, 0))
             )
         ).numpy().astype(float)
         for each in evaluated.errors_by_client().values()

@@ -78,6 +78,9 @@ class TablesTest(cases.TestCase):
         # Both speakers gain two words of ten.
         'minus untrained (95 %)': ['', '-20.0 (-20.0 to -20.0)'],
         'CER %': ['12.5', '7.5'],
+        # Twice as many sentences as words, and as many wrong ones.
+        'SER %': ['25.0', '15.0'],
+        'SER: minus untrained (95 %)': ['', '-10.0 (-10.0 to -10.0)'],
         'private': ['public data', 'public data'],
         'seconds': ['', '10'],
     })
