@@ -232,7 +232,7 @@ class TranscriptionTest(cases.TestCase):
         (['nowhere.wav'], {}, 'nowhere.wav does not exist'),
         ([one, one], {}, 'one.wav is given more than once'),
         ([one], {'output_format': 'vtt'}, 'output_format'),
-        ([one, two], {'output_format': 'srt'}, 'each file and channel needs an'),
+        ([one, two], {'output_format': 'srt'}, 'each file and channel needs'),
         ([one, two], {'output_dir': out}, 'would both be written as one'),
     ):
       with self.assertRaisesRegex(ValueError, message):
