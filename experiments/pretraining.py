@@ -659,9 +659,9 @@ def _tuned_contrast(
   return confidence.linear_contrast(
       errors.mean(axis=0).tolist(),
       words.tolist(),
-      seed_variance=(
-          float(rates.var(ddof=1)) / len(rates) if len(rates) > 1 else 0.0
-      ),
+      seed_variances=[
+          (float(rates.var(ddof=1)) / len(rates), len(rates) - 1)
+      ] if len(rates) > 1 else [],
   )
 
 

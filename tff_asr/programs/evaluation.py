@@ -139,13 +139,14 @@ class Evaluation:
 
   @property
   def character_error_rate(self) -> float:
-    by_client = self.errors_by_client(count=word_errors.count_characters)
-    return word_errors.total(by_client.values()).rate
+    return self._rate(word_errors.count_characters)
 
   @property
   def sentence_error_rate(self) -> float:
-    by_client = self.errors_by_client(count=word_errors.count_sentences)
-    return word_errors.total(by_client.values()).rate
+    return self._rate(word_errors.count_sentences)
+
+  def _rate(self, count: Count) -> float:
+    return word_errors.total(self.errors_by_client(count=count).values()).rate
 
   @property
   def token_error_rate(self) -> float:
@@ -748,29 +749,19 @@ def _results(
 def _error_counts(evaluated: Evaluation, *, field: str) -> dict[str, Any]:
   """Rates and counts by speaker of one decoding, as JSON."""
   found = {}
-  for rate, counts, unit, count in (
-      ('word_error_rate', 'speakers', 'words', word_errors.count),
-      (
-          'character_error_rate',
-          'characters',
-          'characters',
-          word_errors.count_characters,
-      ),
-      (
-          'sentence_error_rate',
-          'sentences',
-          'sentences',
-          word_errors.count_sentences,
-      ),
+  for unit, counts, count in (
+      ('word', 'speakers', word_errors.count),
+      ('character', 'characters', word_errors.count_characters),
+      ('sentence', 'sentences', word_errors.count_sentences),
   ):
     errors = evaluated.errors_by_client(count=count, field=field)
-    found[rate] = word_errors.total(errors.values()).rate
+    found[f'{unit}_error_rate'] = word_errors.total(errors.values()).rate
     found[counts] = {
         client_id: {
             'substitutions': each.substitutions,
             'deletions': each.deletions,
             'insertions': each.insertions,
-            unit: each.words,
+            f'{unit}s': each.words,
         }
         for client_id, each in errors.items()
     }
