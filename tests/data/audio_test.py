@@ -151,6 +151,15 @@ class AudioTest(cases.TestCase):
     with self.assertRaisesRegex(audio.AudioError, 'too long .more than 1,600'):
       audio.read(bytes(data), max_sec=0.1)
 
+  @parameterized.parameters(1, 1000, 1001, 3000)
+  def test_blocks_of_unknown_length_are_joined(self, count):
+    samples = np.arange(1, count + 1, dtype=np.int16)
+    data = bytearray(_encode(samples, container='FLAC'))
+    head = int.from_bytes(data[18:26], 'big')
+    data[18:26] = (head >> 36 << 36).to_bytes(8, 'big')
+    with mock.patch.object(audio, '_BLOCK_FRAMES', 1000):
+      np.testing.assert_array_equal(audio.read(bytes(data)), samples)
+
   def test_any_decoder_error_names_the_file(self):
     for error in (RuntimeError('odd'), MemoryError(), TypeError('odd')):
       with mock.patch.object(soundfile.SoundFile, 'read', side_effect=error):

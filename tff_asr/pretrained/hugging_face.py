@@ -133,15 +133,10 @@ class _Config:
 
   def __init__(self, path: str):
     self.path = path
-    try:
-      values = files.parse_json(files.read(path))
-    except ValueError as e:
-      raise ValueError(
-          f'{path} is not a configuration: {e}. Fetch it again.'
-      ) from None
-    if not isinstance(values, dict):
-      raise ValueError(f'{path} is not a JSON object. Fetch it again.')
-    self._values = values
+    # A mapping, or there are no items.
+    self._values = files.read_json(
+        path, lambda values: dict(values.items()), remedy='fetch it again'
+    )
 
   def size(self, name: str) -> int:
     """A size."""
