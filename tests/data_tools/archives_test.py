@@ -51,9 +51,9 @@ class ArchivesTest(cases.TestCase):
       )
 
   def test_nothing_is_unpacked_through_a_link(self):
-    with tarfile.open(self.archive, 'w'):
-      pass
     outside = os.path.dirname(self.evil)
+    with tarfile.open(self.archive, 'w') as tar:
+      tar.add(outside, 'dev')
     os.mkdir(self.path('scratch'))
     os.symlink(outside, self.path('scratch', 'dev.tar.partial'))
     with self.assertRaisesRegex(ValueError, 'dev.tar.partial is in the way'):
