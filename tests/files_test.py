@@ -224,8 +224,8 @@ class FilesTest(cases.TestCase):
     self.assertEqual(read(lambda value: value['a'][0] + 1), 2)
     for parse, detail in (
         (lambda value: value['b'], "it lacks 'b'"),
-        (lambda value: value.keys() + 1, 'unsupported operand'),
-        (lambda value: value.none, 'has no attribute'),
+        (lambda value: value.keys() + 1, 'its values are of other types'),
+        (lambda value: value.none, 'its values are of other types'),
         (lambda value: float('x'), 'could not convert'),
     ):
       with self.assertRaisesRegex(

@@ -189,6 +189,8 @@ def read_json(
     return parse(parse_json(data))
   except (AttributeError, KeyError, TypeError, ValueError) as e:
     detail = f'it lacks {e}' if isinstance(e, KeyError) else e
+    if isinstance(e, (AttributeError, TypeError)):  # Python's own words.
+      detail = 'its values are of other types'
     raise ValueError(f'{path} is damaged ({detail}): {remedy}.') from e
 
 

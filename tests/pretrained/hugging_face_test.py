@@ -265,7 +265,7 @@ class BadFilesTest(_TestCase):
     self.assertNotIn('\n', text)
     self.assertIn(folder, text)
     # What to do about it.
-    self.assertRegex(text, r'\. (Fetch|Take|Without|Its|Check)')
+    self.assertRegex(text, r'\. (Fetch|Take|Without|Its|Check)|: fetch it')
 
   @parameterized.named_parameters(*_MODELS)
   def test_truncated_weights(self, name):

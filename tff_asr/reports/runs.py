@@ -374,7 +374,7 @@ def _json(folder: str, name: str, kind: type = dict) -> Any:
     return None
   def of_kind(content):
     if not isinstance(content, kind):
-      raise TypeError(f'it is not a {kind.__name__}')
+      raise ValueError(f'it is not a {kind.__name__}')
     return content
 
   return files.read_json(
