@@ -3,9 +3,9 @@ r"""Serves a local page that transcribes recordings with the models of runs.
 RUN is the folder of a run that has ended; --name, once for each in order, is
 its name on the page. The page records, or takes a file, and shows each run's
 transcript with its errors, its word error rate on test speakers, and its
-epsilon. It is served to this computer only, and nothing is stored. On another
-computer, forward its port:
-ssh -L 8000:127.0.0.1:8000 HOST
+epsilon. It is served on this computer only, to whoever has the printed address
+with its token, and recordings stay in memory. To use it from another computer,
+forward its port: ssh -L 8000:127.0.0.1:8000 HOST
 
 Example:
   python bin/demo.py runs/seed runs/private --name=seed --name="federated + DP"

@@ -272,7 +272,9 @@ def run_all(
 
   def run(job: Job) -> int:
     share, began = shares.get(), time.monotonic()
-    with open(folders.log(job.name), 'ab') as log:
+    with open(
+        folders.log(job.name), 'ab', opener=files.open_own
+    ) as log:
       process = subprocess.Popen(
           # TensorFlow makes as many threads as it has processors.
           [

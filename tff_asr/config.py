@@ -28,6 +28,7 @@ import inspect
 import json
 import logging
 import os
+import pprint
 import re
 import sys
 import tokenize
@@ -73,6 +74,11 @@ _ROOT = next(
     if os.path.isdir(os.path.join(folder, 'gin', 'programs'))
 )
 gin.add_config_file_search_path(_ROOT)  # For `include`, from any folder.
+# gin would sort the keys of mappings that it writes, but their order may
+# matter: the first pattern that fits a layer counts.
+gin.config.pprint = types.SimpleNamespace(
+    pformat=functools.partial(pprint.pformat, sort_dicts=False)
+)
 # In the text of a configuration, a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
 _INCLUDE = re.compile(r"^include '(.+)'")

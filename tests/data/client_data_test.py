@@ -362,6 +362,22 @@ class ClientDataTest(cases.TestCase):
     ):
       client_data.verify(folder)
 
+  def test_files_besides_the_index_are_verified_where_they_are(self):
+    spoken = fakes.examples('a', 2)
+    fakes.write_examples(self.folder, [*spoken, spoken[0]])
+    for name in ('fingerprints.npy', 'dropped.tsv'):
+      path = os.path.join(self.folder, name)
+      for place in (0, 0.5, 1):
+        fakes.damage(path, place)
+        with self.assertRaisesRegex(
+            ValueError, rf'^Damaged, .*corpus.json: \S+{name}. Copy or write'
+        ):
+          client_data.verify(self.folder)
+        fakes.damage(path, place)
+        client_data.verify(self.folder)
+      os.remove(path)
+      client_data.verify(self.folder)
+
   def test_a_checksum_covers_the_whole_shard(self):
     # Several times what is read at once.
     long = dict(fakes.utterance('a', 0), waveform=np.zeros(900_000, np.int16))

@@ -129,6 +129,29 @@ class FileTest(_LedgerTestCase):
         sum(group.count * group.sampler_epsilon for group in found[0]), 2e-9
     )
 
+  def test_a_line_is_written_whole_in_any_parts(self):
+    write = os.write
+    for size in (1, 7, 10**6):
+      path = self.path_of(f'in_parts_{size}')
+      with mock.patch.object(
+          os, 'write', lambda to, data, size=size: write(to, data[:size])
+      ), ledger.create(path) as opened:
+        opened.append(fakes.charged_round(0))
+        opened.append(fakes.charged_round(1))
+      self.assertEqual(ledger.read(path).rounds[0].count, 2)
+
+  @parameterized.parameters(os.symlink, os.link)
+  def test_no_line_is_written_through_a_link(self, link):
+    with ledger.create(self.path) as opened:
+      opened.append(fakes.charged_round(0))
+      head = opened.head
+    before = pathlib.Path(self.path).read_bytes()
+    linked = self.path_of('linked')
+    link(self.path, linked)
+    with self.assertRaisesRegex(ValueError, 'linked.jsonl is a link or no regular'):
+      ledger.resume(linked, head=head)
+    self.assertEqual(pathlib.Path(self.path).read_bytes(), before)
+
   def test_append_returns_when_the_round_is_on_disk_or_charges_nothing(self):
     sizes = []
     synced = lambda descriptor: sizes.append(os.fstat(descriptor).st_size)

@@ -162,14 +162,20 @@ def dataset_computation(
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-  """Reads every shard of a corpus and checks its SHA-256.
+  """Reads every file of a corpus and checks its SHA-256.
 
   Raises:
-    ValueError: As `load`, or if the content of a shard has changed. The message
-      names these shards and all of their clients.
+    ValueError: As `load`, or if the content of a file has changed. The message
+      names these files and all clients of these shards.
   """
   corpus, clients, _ = index.read(path)
-  damaged, affected = [], []
+  damaged, affected = [
+      path
+      for name, digest in corpus.files.items()
+      # A corpus works without the files that no index needs.
+      if os.path.exists(path := os.path.join(corpus.path, name))
+      and files.sha256(path) != digest
+  ], []
   for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
     if files.sha256(name) != shard.sha256:
@@ -181,8 +187,9 @@ def verify(path: str | os.PathLike[str]) -> None:
   if damaged:
     raise ValueError(
         f'Damaged, by the checksums of {index.CORPUS_FILE}:'
-        f' {", ".join(damaged)}, with the clients {", ".join(affected)}. Copy'
-        ' or write the corpus again.'
+        f' {", ".join(damaged)}'
+        + (f', with the clients {", ".join(affected)}' if affected else '')
+        + '. Copy or write the corpus again.'
     )
 
 

@@ -164,7 +164,7 @@ def merge(folder: str, summaries: Mapping[str, Summary]) -> None:
   """Adds splits to the summary.json of the folder that holds their folders."""
   path = os.path.join(folder, SUMMARY_FILE)
   try:
-    known = files.parse_json(files.read(path))
+    known = files.read_json(path, dict, remedy='it is written again')
   # A missing or damaged file is replaced.
   except (OSError, ValueError):
     known = {}

@@ -249,7 +249,7 @@ class Ledger:
   def __init__(self, path: str, *, chain: '_Chain', count: int):
     self._path = path
     # Opened once: a write goes to the end of this very file.
-    self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    self._descriptor = files.open_own(path, os.O_WRONLY | os.O_APPEND)
     self._chain = chain
     self._count = count  # Entries that the saved state includes.
 

@@ -359,13 +359,16 @@ def write(run: str, fields: Mapping[str, Any]) -> None:
       a resumed run releases again.
   """
   path = os.path.join(run, run_dir.PRIVATE_EVALUATION)
-  before = files.parse_json(files.read(path)) if os.path.exists(path) else []
   round_num = fields.get('round')
-  kept = [
-      each
-      for each in before
-      if round_num is None or each.get('round') != round_num
-  ]
+  kept = files.read_json(
+      path,
+      lambda before: [
+          each
+          for each in before
+          if round_num is None or each.get('round') != round_num
+      ],
+      remedy='put it back, because all of its figures are charged',
+  ) if os.path.exists(path) else []
   files.write_json(path, [*kept, fields])
 
 

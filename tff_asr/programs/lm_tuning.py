@@ -63,16 +63,17 @@ def read(run: str) -> dict[str, Tuned]:
   path = os.path.join(run, run_dir.DECODING)
   if not os.path.exists(path):
     return {}
-  try:
-    content = files.parse_json(files.read(path))
-    # Here and not at the first use, after a decoding that takes hours.
-    for entry in content.values():
-      sum(float(entry[name]) for name in language_model_lib.Weights._fields)
-    return content
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
-    raise ValueError(
-        f'{path} is damaged ({e}): delete it and evaluate the run again.'
-    ) from None
+  return files.read_json(
+      path, _checked, remedy='delete it and evaluate the run again'
+  )
+
+
+def _checked(content: dict[str, Tuned]) -> dict[str, Tuned]:
+  """The content, if all of its weights are numbers."""
+  # Here and not at the first use, after a decoding that takes hours.
+  for entry in content.values():
+    sum(float(entry[name]) for name in language_model_lib.Weights._fields)
+  return content
 
 
 def tuned(

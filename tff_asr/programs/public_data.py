@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import hashlib
 import json
 import os
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import tensorflow_federated as tff
@@ -255,21 +255,25 @@ def read(run: str) -> list[Source]:
   """
   path = os.path.join(run, FILE)
   try:
-    found = [Source(**each) for each in files.parse_json(files.read(path))]
-    for each in found:
-      if not isinstance(each.is_private, bool) or not isinstance(
-          each.folder, str
-      ):
-        raise ValueError('an entry has a value of another kind')
+    return files.read_json(
+        path,
+        lambda content: [_source_of(each) for each in content],
+        remedy='put it back, or delete it, and what the model was trained on '
+        'counts as not known',
+    )
   except FileNotFoundError:
     # Two unknown sources in place of none: no data must pass as compared.
     has_ledger = os.path.exists(os.path.join(run, run_dir.LEDGER))
     return [Source(False, '', '')] + [Source(True, '', '')] * has_ledger
-  except (ValueError, TypeError) as e:
-    raise ValueError(
-        f'{path} is damaged ({e}): put it back, or delete it, and what the '
-        'model was trained on counts as not known.'
-    ) from None
+
+
+def _source_of(fields: dict[str, Any]) -> Source:
+  """An entry of the file."""
+  found = Source(**fields)
+  if not isinstance(found.is_private, bool) or not isinstance(
+      found.folder, str
+  ):
+    raise ValueError('an entry has a value of another kind')
   return found
 
 

@@ -388,12 +388,11 @@ def _json(folder: str, name: str, kind: type = dict) -> Any:
   path = os.path.join(folder, name)
   if not os.path.exists(path):
     return None
-  try:
-    content = files.parse_json(_text(path))
+  def of_kind(content):
     if not isinstance(content, kind):
       raise ValueError(f'it is not a {kind.__name__}')
-  except ValueError as e:
-    raise ValueError(
-        f'{path} is damaged ({e}): train or evaluate the run again.'
-    ) from None
-  return content
+    return content
+
+  return files.read_json(
+      path, of_kind, remedy='train or evaluate the run again'
+  )
