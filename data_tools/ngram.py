@@ -172,6 +172,7 @@ def add_private(
     run: str,
     epsilon: float,
     delta: float | None,
+    allows_not_private: bool = False,
 ) -> tuple[kneser_ney.Model, dict[str, Any], str]:
   """Adds noised counts of private text to a model of public text.
 
@@ -183,6 +184,7 @@ def add_private(
     run: A finished run; its ledger is charged.
     epsilon: Of the counts alone.
     delta: As for `count_release.release`.
+    allows_not_private: As for `count_release.release`.
 
   Returns:
     The model, what the ARPA file says about it, and the privacy report of run
@@ -209,6 +211,7 @@ def add_private(
       num_elements=len(words) ** 2,
       epsilon=epsilon,
       delta=delta,
+      allows_not_private=allows_not_private,
   )
   model = kneser_ney.with_bigram_counts(
       model,
@@ -221,6 +224,8 @@ def add_private(
       'epsilon': epsilon,
       'delta': released.delta,
       'ledger': list(released.head),
+      # Of the run's models and these counts together.
+      'verdict': released.report.verdict,
   }
   return model, private, str(released.report)
 
@@ -275,6 +280,7 @@ def _main(argv: Sequence[str]) -> None:
         run=_RUN.value,
         epsilon=_EPSILON.value,
         delta=_DELTA.value,
+        allows_not_private=_ALLOW_NOT_PRIVATE.value,
     )
   files.write_text(
       _OUTPUT.value, kneser_ney.arpa(model, comment=json.dumps(facts))
@@ -337,6 +343,9 @@ if __name__ == '__main__':
       'epsilon', None, 'Of the counts of --private_input alone.'
   )
   _DELTA = flags.DEFINE_float(
-      'delta', None, "By default that of the run's privacy report."
+      'delta', None, "By default that of the run's privacy report, if it suits."
+  )
+  _ALLOW_NOT_PRIVATE = flags.DEFINE_bool(
+      'allow_not_private', False, 'Even if --run is NOT PRIVATE afterwards.'
   )
   launch.run(_main)

@@ -470,7 +470,11 @@ def _at_epsilon(batch_size: int) -> float:
     return main
   epsilon = epsilon_of(main, _BATCH)
   return calibration.noise_multiplier_for_epsilon(
-      epsilon, sampling=_sampling(batch_size), rounds=_STEPS, delta=_DELTA
+      epsilon,
+      sampling=_sampling(batch_size),
+      rounds=_STEPS,
+      delta=_DELTA,
+      accountant='rdp',  # As `epsilon_of`.
   )
 
 

@@ -176,7 +176,7 @@ class NGramTest(cases.TestCase):
     arguments = (
         '--order=2', f'--private_input={private}', f'--run={run}',
         # Nearly no noise.
-        '--epsilon=5000',
+        '--epsilon=5000', '--allow_not_private',
     )
     finished = self.run_it(public, arguments=arguments)
     self.assertEqual((finished.code, finished.stderr), (0, ''))
@@ -192,6 +192,7 @@ class NGramTest(cases.TestCase):
         (facts['text'], facts['epsilon'], facts['ledger'][0]),
         ('fake train.private', 5000, 4),
     )
+    self.assertStartsWith(facts['verdict'], 'NOT PRIVATE: epsilon is ')
     self.run_it(public)
     public_only = pathlib.Path(self.path('lm.arpa')).read_text()
     self.assertNotEqual(text.splitlines()[1:], public_only.splitlines()[1:])

@@ -336,7 +336,7 @@ class BeamSearchTest(cases.TestCase):
     public_data.write(
         self.path('run'), [public_data.source(dev, is_private=True)]
     )
-    with self.assertRaisesRegex(ValueError, '1 dev speakers are private'):
+    with self.assertRaisesRegex(ValueError, '1 speakers are private'):
       self.evaluate(dev_dir=self.path('dev'))
     self.assertFalse(os.path.exists(self.path('run/test.json')))
 

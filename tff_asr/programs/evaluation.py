@@ -473,9 +473,9 @@ def evaluate(
       runs, language_model, model=model, pipeline=pipeline, dev_dir=dev_dir
   )
   attributes = attributes_of(client_data)
-  private = [public_data.count_overlap(run, client_data) for run in runs]
   read = functools.partial(run_dir.read_model, model=model, **identities)
   weights = list(map(read, runs))
+  private = [public_data.add(run, client_data, role='test') for run in runs]
   evaluator = Evaluator(
       model=model, pipeline=pipeline, client_data=client_data
   )
@@ -617,7 +617,10 @@ class _Searches:
       return
     dev_data = client_data_lib.load(dev_dir)
     checks.check_all(
-        *(functools.partial(lm_tuning.check, run, dev_data) for run in untuned)
+        *(
+            functools.partial(public_data.check, run, dev_data, role='tuning')
+            for run in untuned
+        )
     )
     self._evaluator = Evaluator(
         model=model, pipeline=pipeline, client_data=dev_data

@@ -96,18 +96,6 @@ def tuned(
   )
 
 
-def check(run: str, dev_data: tff.simulation.datasets.ClientData) -> None:
-  """Raises ValueError if dev speakers are private in a run's training."""
-  overlap = public_data.count_overlap(run, dev_data)
-  if overlap.private_speakers:
-    raise ValueError(
-        f'{overlap.private_speakers:,} dev speakers are private in the '
-        f'training of {run}: weights tuned on them would not be covered by its '
-        'guarantee. Give other dev speakers, or LM_WEIGHT, WORD_BONUS and '
-        'LM_TEMPERATURE.'
-    )
-
-
 def tune(
     run: str,
     *,
@@ -124,11 +112,12 @@ def tune(
     beam_search: The search, with the language model; gets the best weights.
 
   Raises:
-    ValueError: As `check`, or there are no words.
+    ValueError: As `public_data.check`, or there are no words.
   """
-  check(run, dev_data)
+  public_data.check(run, dev_data, role='tuning')
   if not any(reference.split() for reference, _ in decoded):
     raise ValueError('the dev speakers have no words to tune weights on.')
+  public_data.add(run, dev_data, role='tuning')
   errors = _Errors(decoded, beam_search=beam_search)
   tried, fewest = [], np.inf
   for temperature in TEMPERATURES:

@@ -174,6 +174,8 @@ async def personalize(
   )
   # Before the first client adapts: a damaged file is found in seconds.
   weights = list(map(read, runs))
+  for run in runs:
+    public_data.add(run, client_data, role='test')
   personalizer = Personalizer(
       model=model,
       pipeline=pipeline,

@@ -91,7 +91,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
     _set_epsilon_axis(axes.yaxis, axes.set_yscale, axes.set_ylim)
 
   return _over_time(
-      runs, {'epsilon': ''}, label='epsilon spent (RDP)', decorate=decorate
+      runs, {'epsilon': ''}, label='epsilon spent', decorate=decorate
   )
 
 

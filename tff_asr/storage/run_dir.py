@@ -14,7 +14,8 @@ The folder has mode 0700. Its files:
   model.safetensors   the trained weights, for evaluation and as a seed
   ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                   runs that start from one), by `privacy.ledger`
-  trained_on.json   corpora that the model was trained on (owner only), by
+  trained_on.json   people of the run by role: who trained the model, dev sets,
+                  and whoever was evaluated (owner only), by
                   `programs.public_data`
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
