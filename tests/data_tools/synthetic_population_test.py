@@ -170,7 +170,7 @@ class SyntheticPopulationTest(absltest.TestCase):
     self.assertFalse([each for each in clear if 'breath' in each.variant])
     # The shards name what they are of.
     self.generate('clear', voices='clear')
-    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+    with self.assertRaisesRegex(ValueError, 'written before these changed'):
       self.generate('clear')
 
   def test_digest(self):
