@@ -16,12 +16,8 @@ FROM python:3.11-slim-bookworm
 ARG EXTRAS=""
 WORKDIR /opt/tff_asr
 COPY requirements*.txt ./
-# --no-deps: the lock is complete, and TFF's own pins cannot be resolved. The
-# extras' files have no hashes, so they are installed by a command of their own.
-RUN pip install --no-cache-dir --no-deps -r requirements.txt \
-    && if [ -n "$EXTRAS" ]; then \
-      pip install --no-cache-dir --no-deps $EXTRAS; \
-    fi
+# --no-deps: the lock is complete, and TFF's own pins cannot be resolved.
+RUN pip install --no-cache-dir --no-deps -r requirements.txt $EXTRAS
 COPY . .
 RUN pip install --no-cache-dir --no-deps .
 

@@ -97,7 +97,9 @@ def measure(
   @tf.function
   def add(total, errors_and_words):
     errors, words = tf.unstack(errors_and_words)
-    vector = vectors.encode(person_errors.PersonErrors(errors, words))
+    vector = vectors.encode(
+        person_errors.PersonErrors(errors, words, 0, 0)
+    )
     return query.accumulate_record(params, total, {'sum': vector})
 
   total = tf.data.Dataset.from_tensor_slices(counts).reduce(

@@ -3,9 +3,9 @@ r"""Serves a local page that transcribes recordings with the models of runs.
 RUN is the folder of a run that has ended; --name, once for each in order, is
 its name on the page. The page records, or takes a file, and shows each run's
 transcript with its errors, its word error rate on test speakers, and its
-epsilon. It is served to this computer only, and nothing is stored. On another
-computer, forward its port:
-ssh -L 8000:127.0.0.1:8000 HOST
+epsilon. It is served on this computer only, to whoever has the printed address
+with its token, and recordings stay in memory. To use it from another computer,
+forward its port: ssh -L 8000:127.0.0.1:8000 HOST
 
 Example:
   python bin/demo.py runs/seed runs/private --name=seed --name="federated + DP"
@@ -36,14 +36,14 @@ _TRUST_CODE = flags.DEFINE_string(
 _LM = flags.DEFINE_string(
     'lm',
     None,
-    'KenLM model of public text, .arpa or binary, with the weights that '
+    'KenLM model of public text, .arpa(.gz) or binary, with the weights that '
     'bin/evaluate.py tuned for each run (needs requirements-lm.txt).',
 )
 _NAMES = flags.DEFINE_multi_string(
     'name', [], 'Name of a run, by default its folder; one for each, in order.'
 )
 _HOTWORDS = flags.DEFINE_multi_string(
-    'hotword', [], 'A word to prefer; may be repeated.'
+    'hotword', [], 'A word or phrase to prefer; may be repeated.'
 )
 
 

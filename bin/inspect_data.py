@@ -57,7 +57,7 @@ def main(_) -> None:
     # Late: it takes a second to load.
     from tff_asr.reports import plots  # pylint: disable=g-import-not-at-top
 
-    plots.audio_by_client(folders).savefig(_HISTOGRAM.value, dpi=150)
+    plots.save(plots.audio_by_client(folders), _HISTOGRAM.value)
 
 
 if __name__ == '__main__':

@@ -148,11 +148,11 @@ _FULL_SETTINGS = {
 # from fewer speakers, who are too few for a guarantee.
 _SMALL_CORPUS = (
     '--num_public_speakers=16', '--num_public_utterances=40',
-    '--num_private_speakers=600', '--num_test_speakers=40',
+    '--num_private_speakers=600', '--num_test_speakers=20',
 )
 _SMALL_SETTINGS = {
-    'seed': {'NUM_STEPS': 200, 'DECAY_START': 100, 'DECAY_STEPS': 30,
-             'EVALUATE_EVERY': 200},
+    'seed': {'NUM_STEPS': 300, 'DECAY_START': 150, 'DECAY_STEPS': 50,
+             'EVALUATE_EVERY': 300},
     'control': {'NUM_STEPS': 60, 'EVALUATE_EVERY': 60},
     'federated': {'COHORT_SIZE': 60},
     'federated_dp': {
@@ -311,7 +311,7 @@ def _print_tables(rows: Mapping[str, tables.Row]) -> None:
       f'\n{tables.markdown(summary.overview(listed, baseline=base))}\n\n'
       f'Intervals: 95 %, paired bootstrap over {len(listed[0].words)} test '
       'speakers.\n\n'
-      f'WER % with LM of test speakers:\n\n'
+      f'WER % of test speakers, and SER %, with LM:\n\n'
       f'{tables.markdown(summary.quartiles(listed))}'
   )
   found = summary.transcripts(rows['seed'], rows['federated_dp'])

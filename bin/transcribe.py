@@ -35,9 +35,8 @@ _TRUST_CODE = flags.DEFINE_string(
     'trust_code', None, 'Folder of Python modules for the model: any code runs.'
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', transcription.FORMATS, 'Output.')
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Gets a file for each audio file; else it is printed.'
-)
+_OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Gets a file for each.')
+_CHANNEL = flags.DEFINE_string('channel', None, '0, 1 or each; else averaged.')
 _WINDOW_SEC = flags.DEFINE_float(
     'window_sec', None, 'Longest piece to decode at once; else as in training.'
 )
@@ -83,7 +82,7 @@ def main(argv) -> None:
   try:
     text = transcription.transcribe(
         argv[1:],
-        recognizer=loaded,
+        recognizer=loaded, channel=_CHANNEL.value,
         output_format=_FORMAT.value,
         output_dir=_OUTPUT_DIR.value,
     )

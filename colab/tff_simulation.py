@@ -70,9 +70,7 @@ from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
-from tff_asr.learning import fed_avg
 from tff_asr.privacy import privacy_report
-from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import warm_start
@@ -129,8 +127,7 @@ print('A round takes', process.next.type_signature.parameter[1])
 # A round takes the locations of a cohort's records: each of the 600 clients
 # joins independently with probability 1/3. The records are read where the
 # client runs. Its update is clipped, layer by layer, before the server adds
-# noise. The noise is drawn from a key in the state, so call `next` only once on
-# each state: two sums with the same noise would reveal their difference.
+# noise, which each round draws anew.
 
 # %%
 evaluator = evaluation.Evaluator(
@@ -138,7 +135,7 @@ evaluator = evaluation.Evaluator(
 )
 source = cohorts.poisson(private.client_ids, cohort_size=COHORT_SIZE)
 cohort_state = source.initial_state()
-state = fed_avg.set_noise_key(process.initialize(), keys.draw())
+state = process.initialize()
 state = state._replace(
     global_model_weights=warm_start.replace_weights(
         state.global_model_weights, run=SETTINGS['INIT_FROM_RUN'],

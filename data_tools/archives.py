@@ -103,6 +103,9 @@ class Scratch:
     # A folder without this ending is complete, and used again.
     partial = f'{folder}.partial'
     shutil.rmtree(partial, ignore_errors=True)
+    # Not deleted either if it is a link, which unpacking would follow.
+    if os.path.lexists(partial):
+      raise ValueError(f'{partial} is in the way: remove it.')
     try:
       # As a stream: seeking back in a compressed file reads it again.
       with tarfile.open(archive, 'r|*', tarinfo=_Member) as tar:

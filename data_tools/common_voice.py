@@ -202,7 +202,7 @@ def _read_tsv(
     path: str,
 ) -> tuple[list[dict[str, str]], list[utterances.Problem]]:
   """The rows of a .tsv, and a problem for each line that is not a row."""
-  header, rows, problems = text_files.read_table(path)
+  header, rows, problems, _ = text_files.read_table(path)
   missing = [column for column in _COLUMNS if column not in header]
   if missing:
     raise ValueError(

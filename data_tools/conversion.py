@@ -6,8 +6,11 @@ as a folder (`shards`) and prints a summary. Errors become one line and exit
 code 1 in `launch.run`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable, Collection, Iterable, Iterator, Mapping, Sequence
+)
 import dataclasses
+import functools
 import os
 import shlex
 import sys
@@ -17,6 +20,7 @@ from absl import flags
 import numpy as np
 
 from data_tools import archives
+from data_tools import parallel_encoding
 from data_tools import shards
 from data_tools import speaker_splits
 from data_tools import text
@@ -26,6 +30,7 @@ from tff_asr import files
 from tff_asr import launch
 from tff_asr import rounding
 from tff_asr.data import audio
+from tff_asr.data import index
 from tff_asr.data import split_summary
 
 _AFTER_INTERRUPT = 'the same command continues after the last finished shard.'
@@ -44,8 +49,14 @@ _FOLDERS = {
     'DEV_DIR': ('dev', 'validation'),
     'TEST_DIR': ('test',),
 }
-# Cohort size of gin/experiments/own_recordings{,_whisper}.gin.
-_COHORT_SIZE = 4
+# Cohort sizes of gin/experiments/own_recordings{,_whisper}.gin, and of
+# quickstart_federated_dp.gin; docs/own_recordings.md has one for few speakers.
+_COHORT_SIZE, _PRIVATE_COHORT_SIZE, _SMALL_COHORT_SIZE = 4, 1000, 15
+# Up to so many speakers, each is checked for a recording that can be decoded,
+# of so many of theirs.
+_FEW_SPEAKERS, _MAX_DECODED = 100, 8
+# Characters of an example that is printed.
+_MAX_EXAMPLE = 140
 
 _SOURCE_DIR = flags.DEFINE_string(
     'source_dir',
@@ -147,6 +158,7 @@ class Corpus:
       of the first part.
     source_dir: Where no source is given; None: it must be.
     max_utterance_sec: Where no limit is given.
+    has_words: Whether a transcript, as listed, may have something to learn.
   """
 
   name: str
@@ -160,6 +172,7 @@ class Corpus:
   alphabet_source: str = ''
   source_dir: str | None = None
   max_utterance_sec: float | None = None
+  has_words: Callable[[str], bool] = lambda transcript: transcript.strip() != ''
 
 
 @files.for_owner_only()
@@ -223,13 +236,14 @@ def convert(
       listing = listing._replace(
           attributes=_keep(listing.attributes, names=attributes)
       )
-      spec = partition
+      spec, usable = partition, frozenset()
+      if spec or corpus.default_partition is not None:
+        usable = _usable_speakers(corpus, listing.utterances, **settings)
       if not spec and corpus.default_partition is not None:
-        speakers = {u.client_id for u in listing.utterances}
-        spec = corpus.default_partition(len(speakers))
+        spec = corpus.default_partition(len(usable))
       parts |= _parts_of_split(
           corpus.name, split, listing,
-          partition=spec, seed=partition_seed, is_iid=is_iid,
+          partition=spec, seed=partition_seed, usable=usable, is_iid=is_iid,
       )
     characters = None
     if corpus.convert_transcripts is not None:
@@ -246,9 +260,19 @@ def convert(
         namespace=corpus.namespace if namespace is None else namespace,
         **settings,
     )
-    if characters is not None and written:
+    for name, summary in written.items():
+      listing = parts[name].listing
+      # Of several for a reason, the first.
+      first = {each.reason: each.detail for each in listing.problems[::-1]}
+      if corpus.convert_transcripts is not None:
+        summary['examples'] = {**first, **listing.examples}
+    path = os.path.join(output_dir, CORPUS_GIN)
+    if empty and os.path.exists(path):
+      os.remove(path)  # Its folders are not what it was written for.
+    checks.raise_errors(empty)
+    if characters is not None:
       files.write_text(
-          os.path.join(output_dir, CORPUS_GIN),
+          path,
           _gin(
               output_dir,
               list(written),
@@ -256,8 +280,51 @@ def convert(
               source=corpus.alphabet_source or _collected(next(iter(parts))),
           ),
       )
-  checks.raise_errors(empty)
   return written
+
+
+def _usable_speakers(
+    corpus: Corpus,
+    utterances: Sequence[utterances_lib.Utterance],
+    *,
+    num_workers: int | None = None,
+    max_utterance_sec: float | None = None,
+    **unused_settings,
+) -> frozenset[str]:
+  """Returns the speakers who have something to write, as far as is known.
+
+  A file must be there, and the transcript have words. With few speakers, of
+  whom one may be all of a part, one recording of each is also decoded.
+  """
+  by_speaker: dict[str, list[utterances_lib.Utterance]] = {}
+  for utterance in utterances:
+    transcript, path = utterance.transcript, utterance.audio
+    if isinstance(path, utterances_lib.Clip):
+      path = path.path
+    if (transcript is None or corpus.has_words(transcript)) and (
+        callable(path) or os.path.exists(path)
+    ):
+      by_speaker.setdefault(utterance.client_id, []).append(utterance)
+  if len(by_speaker) > _FEW_SPEAKERS:
+    return frozenset(by_speaker)
+  usable = set()
+  for number in range(_MAX_DECODED):
+    tried = [
+        found[number]
+        for speaker, found in by_speaker.items()
+        if speaker not in usable and number < len(found)
+    ]
+    outcomes = parallel_encoding.encode(
+        tried,
+        num_workers=num_workers,
+        task_size=1,
+        encoding='pcm',
+        max_utterance_sec=max_utterance_sec,
+    )
+    for utterance, outcome in zip(tried, outcomes, strict=True):
+      if outcome.records:
+        usable.add(utterance.client_id)
+  return frozenset(usable)
 
 
 class _Part(NamedTuple):
@@ -274,11 +341,12 @@ def _parts_of_split(
     *,
     partition: str,
     seed: int,
+    usable: Collection[str],
     is_iid: bool,
 ) -> dict[str, _Part]:
   """Divides the speakers of a split among its parts, by folder name."""
   parts = {}
-  for part, chosen in _divide(listing, partition, seed=seed):
+  for part, chosen in _divide(listing, partition, seed=seed, usable=usable):
     name, origin = split, {'corpus': corpus, 'split': split}
     if part:
       name = f'{split}.{part}' if split else part
@@ -392,44 +460,82 @@ def _folder(setting: str, names: Iterable[str]) -> str | None:
 def _hints(
     output_dir: str, written: Mapping[str, split_summary.Summary]
 ) -> list[str]:
-  """What to change, and flags for programs that train on these parts."""
+  """What to change, and commands that train on these parts."""
   lost = f'transcripts {text.LOST_DIGITS}'
+  hints = [
+      f'{name}: {warning}.'
+      for name in written
+      if not _is_evaluated(name)
+      and (warning := split_summary.unit_warning(
+          index.read(os.path.join(output_dir, name)).clients
+      ))
+  ]
   if any(lost in summary['changed'] for summary in written.values()):
-    return [
-        'Write numbers as words, and convert again: without their digits, some '
-        'transcripts are not what is said.',
-        *_commands(output_dir, written),
-    ]
-  return _commands(output_dir, written)
+    hints.append(
+        'Write numbers as words, and convert again with --overwrite: without'
+        ' their digits, some transcripts are not what is said.'
+    )
+  return hints + _commands(output_dir, written)
 
 
 def _commands(
     output_dir: str, written: Mapping[str, split_summary.Summary]
 ) -> list[str]:
   """Commands that train on the parts that were written."""
-  data = f'--gin_file={shlex.quote(os.path.join(output_dir, CORPUS_GIN))}'
   names = {name.rpartition('.')[2] for name in written}
   if _folder('DEV_DIR', written) is None:
     return [f'To train, add a dev split: {CORPUS_GIN} names none.']
-  if {'public', 'private'} <= names:
-    return [
-        'To train on the public speakers: python bin/train_central.py'
-        f' --gin_file=gin/experiments/quickstart_seed.gin {data}',
-        'To train on the private ones from there: python bin/train_federated.py'
-        f' --gin_file=gin/experiments/quickstart_federated_dp.gin {data}'
-        ' --gin_param="INIT_FROM_RUN = \'FOLDER\'"; docs/own_recordings.md has'
-        ' the settings for few speakers.',
-    ]
+  command = functools.partial(
+      _command, corpus_gin=os.path.join(output_dir, CORPUS_GIN)
+  )
   private = _folder('PRIVATE_DIR', written)
   speakers = written[private]['num_clients'] if private else _COHORT_SIZE
-  fewer = f' --gin_param="COHORT_SIZE = {speakers}"'
+  if {'public', 'private'} <= names:
+    few = [
+        f'COHORT_SIZE = {min(speakers, _SMALL_COHORT_SIZE)}',
+        'NOISE_MULTIPLIER = 0.012',
+        'TARGET_EPSILON = None',
+    ]
+    is_few = speakers < _PRIVATE_COHORT_SIZE
+    return [
+        'To train on the public speakers:',
+        *command('train_central', 'runs/public', 'quickstart_seed'),
+        'To train on the private ones from there'
+        + (', with so few NOT PRIVATE' if is_few else '')
+        + ' (docs/own_recordings.md):',
+        *command(
+            'train_federated',
+            'runs/private',
+            'quickstart_federated_dp',
+            "INIT_FROM_RUN = 'runs/public'",
+            *(few if is_few else []),
+        ),
+    ]
   return [
-      'To train from a public model (docs/pretrained.md):'
-      ' python bin/train_federated.py --output_dir=runs/own'
-      f' --gin_file=gin/experiments/own_recordings_whisper.gin {data}'
-      f'{fewer if speakers < _COHORT_SIZE else ""}',
+      'To train from a public model (docs/pretrained.md):',
+      *command(
+          'train_federated',
+          'runs/own',
+          'own_recordings_whisper',
+          *(
+              [f'COHORT_SIZE = {speakers}'] if speakers < _COHORT_SIZE else []
+          ),
+      ),
       'Without one, name gin/experiments/own_recordings.gin in its place.',
   ]
+
+
+def _command(
+    program: str, run: str, experiment: str, *params: str, corpus_gin: str
+) -> list[str]:
+  """Lines of a command that can be pasted into a shell."""
+  arguments = [
+      f'--gin_file=gin/experiments/{experiment}.gin',
+      f'--gin_file={shlex.quote(corpus_gin)}',
+      *(f'--gin_param="{param}"' for param in params),
+  ]
+  first = f'  python bin/{program}.py --output_dir={run}'
+  return ' \\\n      '.join([first, *arguments]).split('\n')
 
 
 def _parse(split: str) -> tuple[str, Sequence[str]]:
@@ -504,25 +610,31 @@ def _divide(
     partition: str,
     *,
     seed: int,
+    usable: Collection[str],
 ) -> Iterator[tuple[str, utterances_lib.Listing]]:
-  """Names and listings of parts; without a partition one part, ''."""
+  """Names and listings of parts; without a partition one part, ''.
+
+  Only `usable` speakers are dealt to parts: a part of others would be empty.
+  """
   if not partition:
     yield '', listing
     return
-  speakers = {u.client_id for u in listing.utterances}
-  parts = speaker_splits.partition(speakers, spec=partition, seed=seed)
+  others = {u.client_id for u in listing.utterances} - usable
+  parts = speaker_splits.partition(
+      usable, spec=partition, seed=seed, others=others
+  )
+  dealt = usable.union(*parts.values())
   for number, (part, members) in enumerate(parts.items()):
     # A set: a part may have tens of thousands of speakers.
     chosen = frozenset(members)
-    # A problem of no listed speaker is reported with the first part.
+    # What is of no speaker who was dealt is reported with the first part.
+    is_here = lambda each, chosen=chosen, number=number: (
+        each.client_id in chosen
+        or (number == 0 and each.client_id not in dealt)
+    )
     yield part, utterances_lib.Listing(
-        [u for u in listing.utterances if u.client_id in chosen],
-        [
-            problem
-            for problem in listing.problems
-            if problem.client_id in chosen
-            or (number == 0 and problem.client_id not in speakers)
-        ],
+        [*filter(is_here, listing.utterances)],
+        [*filter(is_here, listing.problems)],
         listing.attributes,
     )
 
@@ -582,7 +694,12 @@ def _convert_by_flags(corpus: Corpus) -> None:
   print(split_summary.table(written))
   for folder, summary in written.items():
     for remark in split_summary.remarks(folder, summary):
-      print(remark)
+      # Some kinds of changes and reasons have an example.
+      print(remark, *(
+          f'Such as: {example:.{_MAX_EXAMPLE}}'
+          for kind, example in summary.get('examples', {}).items()
+          if f': {kind}: ' in remark or f', {kind}: ' in remark
+      ), sep='. ')
   if corpus.convert_transcripts is not None:
     print('\n'.join(_hints(_OUTPUT_DIR.value, written)))
   # At the end: what could be used is written in any case.

@@ -8,7 +8,8 @@
                         speaker, text, and maybe channel (from 0), offset,
                         duration or end (seconds), sampling_rate, id, gender,
                         age, accent
-    FILE.jsonl, .json   the same as a JSON object on each line, as NeMo's
+    FILE.jsonl, .json   the same as a JSON object on each line, as NeMo's, or as
+                        a list of objects
     FILE.jsonl          lhotse's cut sets: an utterance for each supervision
     FOLDER              of Kaldi (wav.scp with plain paths, text, utt2spk, maybe
                         segments), or as Hugging Face's `datasets` saves it
@@ -24,13 +25,17 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.install_early_sigint(__name__)
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable, Collection, Iterable, Iterator, Mapping, Sequence
+)
 import dataclasses
 import functools
 import math
 import os
+import re
 import string
 import unicodedata
+from urllib import parse
 
 from absl import flags
 from absl import logging
@@ -69,6 +74,13 @@ _CASING = flags.DEFINE_enum(
     ' its own rule (in Turkish and Azeri I becomes ı).',
 )
 
+_MERGE_SPEAKERS = flags.DEFINE_bool(
+    'merge_speakers',
+    False,
+    'Whether speakers with names that differ only in case, spaces or the form'
+    ' of a number (7, 007, 7.0) are one person.',
+)
+
 # What is looked for, and the names it has in manifests, the first one first.
 _NAMES = {
     'audio': ('audio', 'audio_filepath', 'path', 'file', 'wav'),
@@ -83,6 +95,10 @@ _NAMES = {
 }
 _NEEDED = ('audio', 'speaker', 'text')
 _ATTRIBUTES = ('gender', 'age', 'accent')
+_NUMBERS = ('channel', 'offset', 'duration', 'end', 'sampling_rate')
+# As tables of countries with a decimal comma write them.
+_DECIMAL_COMMA = re.compile(r'\s*-?\d+,\d+\s*')
+_NUMBER = re.compile(r'0*(\d+)(?:[.,]0+)?')
 _TABLES = ('.tsv', '.csv')
 _JSON_LINES = ('.jsonl', '.json')
 # As training takes them (gin/data/pipeline.gin).
@@ -101,12 +117,17 @@ Recording = tuple[str, int | None]
 
 
 _BAD_CHANNEL = 'has an unusable channel (a number from 0, or a list as [0, 1])'
+_MAX_SHOWN = 40
 _FOREIGN = 'has no letter of the alphabet'
 _SHARED = 'has the same audio as another speaker'
 
 
 class _Unusable(ValueError):
-  """A row that cannot be used; its argument is the reason in a few words."""
+  """A row that cannot be used.
+
+  Its arguments are the reason in a few words, and what was found instead of
+  what, if that helps.
+  """
 
 
 def list_utterances(
@@ -114,19 +135,24 @@ def list_utterances(
     *,
     audio_dir: str | None = None,
     others: dict[Recording, list[tuple[str, utterances.Clip]]] | None = None,
+    spellings: dict[str, list[str]] | None = None,
+    merges_speakers: bool = False,
 ) -> utterances.Listing:
   """Lists a manifest; transcripts stay as they are.
 
   Problems are: rows without speaker, audio or text, lines that cannot be read,
   parts, times and channels that make no sense, and rows of several speakers
   that have the same audio. Logs a warning where names of speakers differ only
-  in case or spaces.
+  in case, spaces or the form of a number.
 
   Args:
     path: The manifest, a file or folder.
     audio_dir: The folder of the audio; by default that of the manifest.
     others: Speakers and clips of other manifests, by recording; gets those of
       this one.
+    spellings: The names of speakers in other manifests, by what they have in
+      common; gets those of this one.
+    merges_speakers: Whether such speakers are one person, by the first name.
 
   Raises:
     ValueError: If the manifest is missing, of no known format or without a
@@ -144,23 +170,29 @@ def list_utterances(
   locate = functools.partial(
       _locate, root=root, real=functools.cache(os.path.realpath)
   )
+  spellings = {} if spellings is None else spellings
   listed, row_names, speakers = [], [], []
   for row_name, row in rows:
     # An unreadable line has no values, and becomes a problem.
     row = row or {}
     speaker = _word(row.get('speaker'))
+    names = spellings.setdefault(_common_name(speaker), [])
+    if speaker not in names:
+      names.append(speaker)
+    speaker = names[0] if merges_speakers else speaker
     try:
       listed.append(_utterance(row, speaker, locate=locate, root=root))
       row_names.append(row_name)
       speakers.append((speaker, {n: _word(row.get(n)) for n in _ATTRIBUTES}))
     except _Unusable as e:
       name = _word(row.get('id')) or row_name
-      problems.append(
-          utterances.Problem(speaker, name, str(e), f'{path}, {row_name}: {e}.')
-      )
+      reason, *found = e.args
+      detail = f'{path}, {row_name}: {": ".join([reason, *found])}.'
+      problems.append(utterances.Problem(speaker, name, reason, detail))
     except ValueError as e:
       raise ValueError(f'{path}, {row_name}: {e}') from e
-  _warn_of_spellings({speaker for speaker, _ in speakers}, path=path)
+  if not merges_speakers:
+    _warn_of_spellings(spellings, {name for name, _ in speakers}, path=path)
   _check_channels(listed, path=path)
   others = {} if others is None else others
   for utterance in listed:
@@ -272,19 +304,33 @@ def _shared_part(one: utterances.Clip, two: utterances.Clip) -> float:
   return common / (max(ends) - min(begins)) if math.inf not in ends else 1e-9
 
 
-def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
+def _common_name(speaker: str) -> str:
+  """What the spellings of a speaker's name have in common."""
+  # Composed and decomposed letters look the same.
+  plain = unicodedata.normalize('NFKC', speaker).casefold()
+  # Spreadsheets write 7 for 007, and 7.0 where another row has no speaker.
+  return ' '.join(_NUMBER.sub(r'\1', w) if _NUMBER.fullmatch(w) else w
+                  for w in plain.split())
+
+
+def _warn_of_spellings(
+    spellings: Mapping[str, Sequence[str]],
+    speakers: Collection[str],
+    *,
+    path: str,
+) -> None:
   """Warns of speakers who may be one person, written in two ways."""
-  spellings = collections.defaultdict(list)
-  for speaker in sorted(speakers):
-    # Composed and decomposed letters look the same.
-    plain = unicodedata.normalize('NFKC', speaker.casefold())
-    spellings[' '.join(plain.split())].append(speaker)
-  alike = [names for names in spellings.values() if len(names) > 1]
+  alike = [
+      sorted(names)
+      for names in spellings.values()
+      if len(names) > 1 and not speakers.isdisjoint(names)
+  ]
   if alike:
-    shown = '; '.join(', '.join(map(repr, names)) for names in alike[:5])
+    shown = '; '.join(', '.join(map(repr, each)) for each in sorted(alike)[:5])
     logging.warning(
-        '%s: speakers with names that differ only in case or spaces count as '
-        'different people: %s%s. Write each person in one way.',
+        '%s: speakers with names that differ only in case, spaces or the form'
+        ' of a number count as different people: %s%s. --merge_speakers makes'
+        ' each of them one.',
         path, shown, ' and others' if len(alike) > 5 else '',
     )
 
@@ -303,12 +349,12 @@ def convert_transcripts(
     keeps: Whether transcripts stay as they are, except for white space; those
       with other characters become problems. Otherwise they become lower case
       without punctuation, and letters outside the alphabet are transliterated
-      or dropped (`text.normalize_common_voice`).
+      or dropped (`text.normalize_written`).
     alphabet: The characters; None for those of the first part.
     language: The language of a special lower case (`text.LOWER_CASE`), or ''.
 
   Returns:
-    The characters, sorted, and the listings.
+    The characters, sorted, and the listings, with an example of each change.
   """
   first = [u.transcript for u in next(iter(listings.values())).utterances]
   if keeps:
@@ -320,10 +366,15 @@ def convert_transcripts(
     convert = functools.partial(_keep_transcript, characters=characters)
   else:
     letters = text.letters_of(
-        [alphabet] if alphabet else first, language=language
+        [alphabet] if alphabet else list(text.cleaned(first)), language=language
     )
     if not alphabet:
       _warn_of_missing(letters, part=next(iter(listings)))
+    if 'ı' in letters and not text.LOWER_CASE.get(language):
+      logging.warning(
+          'transcripts have the letter ı: --casing=tr or --casing=az makes it '
+          'of I, which otherwise becomes i.'
+      )
     characters = ''.join(sorted(tokenizer.PUNCTUATION + letters))
     convert = functools.partial(
         _normalise_transcript, letters=letters, language=language
@@ -331,7 +382,13 @@ def convert_transcripts(
   converted = {}
   for name, listing in listings.items():
     outcomes = [convert(utterance) for utterance in listing.utterances]
+    changes = text.Changes()
+    for before, after in zip(listing.utterances, outcomes):
+      if isinstance(after, utterances.Utterance):
+        kinds = [f'transcripts {kind}' for kind in after.changes]
+        changes.add(kinds, before.transcript, after.transcript)
     converted[name] = listing._replace(
+        examples=changes.examples,
         utterances=[o for o in outcomes if isinstance(o, utterances.Utterance)],
         problems=[
             *listing.problems,
@@ -374,9 +431,19 @@ def _normalise_transcript(
     utterance: utterances.Utterance, *, letters: str, language: str
 ) -> utterances.Utterance | utterances.Problem:
   """Writes a transcript in the letters; a problem if nothing is left."""
-  transcript, changes = text.normalize_common_voice(
-      utterance.transcript, letters=letters, language=language
-  )
+  name = utterance.utterance_id
+  try:
+    transcript, changes = text.normalize_written(
+        utterance.transcript, letters=letters, language=language
+    )
+  except text.BracketsError as e:
+    return utterances.Problem(
+        utterance.client_id,
+        name,
+        e.reason,
+        f'utterance {name}: {e}; write sounds as [laughter], and what is said '
+        'without brackets.',
+    )
   # Without letters lost, an empty one is reported when it is encoded.
   if transcript or text.LOST_LETTERS not in changes:
     return dataclasses.replace(
@@ -384,10 +451,10 @@ def _normalise_transcript(
     )
   return utterances.Problem(
       utterance.client_id,
-      utterance.utterance_id,
+      name,
       _FOREIGN,
-      f'utterance {utterance.utterance_id} {_FOREIGN}:'
-      f' {utterance.transcript.strip()[:40]!r}.',
+      f'utterance {name} {_FOREIGN}:'
+      f' {utterance.transcript.strip()[:_MAX_SHOWN]!r}.',
   )
 
 
@@ -434,27 +501,61 @@ def _utterance(
 
 def _locate(path: str, *, root: str, real: Callable[[str], str]) -> str:
   """The real path of an audio file, which must be inside `root`."""
-  folder, name = os.path.split(os.path.join(root, path))
+  folder, name = os.path.split(os.path.join(root, _existing(path, root=root)))
   try:
     found = os.path.join(real(folder), name)
     if os.path.islink(found) or name in ('', '.', '..'):
       found = os.path.realpath(found)
   except (OSError, ValueError) as e:
-    raise _Unusable('has an unusable path') from e
+    raise _Unusable('has an unusable path', _shown(path)) from e
   # A manifest from elsewhere must not name /etc/passwd, nor through a link.
   if os.path.commonpath([found, root]) != root:
     raise ValueError(
-        f'{path[:40]!r} lies outside of {root}; set --source_dir to a folder'
-        ' that holds all audio.'
+        f'{path[:_MAX_SHOWN]!r} lies outside of {root}; set --source_dir to a'
+        ' folder that holds all audio.'
     )
   return found
 
 
+def _existing(path: str, *, root: str) -> str:
+  """The path by which a file is there; `path` itself if there is none.
+
+  Tables may have URLs of files, paths of Windows, and letters in the other one
+  of Unicode's two forms.
+  """
+  if re.match(r'(?!file:)\w+://', path):
+    raise _Unusable(
+        'has audio at an address', f'{_shown(path)}; download it first'
+    )
+  if path.startswith('file:'):
+    path = parse.unquote(parse.urlsplit(path).path)
+  options = [path, parse.unquote(path)]
+  options += [each.replace('\\', '/') for each in options]
+  return next(
+      (
+          form
+          for option in dict.fromkeys(options)
+          for form in (
+              option,
+              unicodedata.normalize('NFC', option),
+              unicodedata.normalize('NFD', option),
+          )
+          if os.path.exists(os.path.join(root, form))
+      ),
+      path,
+  )
+
+
+def _shown(value: object) -> str:
+  """A value in messages."""
+  return f'found {str(value)[:_MAX_SHOWN]!r}'
+
+
 def _word(value: object) -> str:
   """An identifier or attribute as text, or ''."""
-  # JSON may have ids as numbers; True is an int in Python.
-  is_one = isinstance(value, (str, int)) and not isinstance(value, bool)
-  return str(value).strip() if is_one else ''
+  # JSON may have ids as numbers, and NaN for none; True is an int in Python.
+  is_one = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+  return str(value).strip() if is_one and value == value else ''
 
 
 def _seconds(row: Mapping[str, object], name: str) -> float | None:
@@ -465,7 +566,9 @@ def _seconds(row: Mapping[str, object], name: str) -> float | None:
   seconds = _number(value)
   # NaN fails both comparisons.
   if not 0 <= seconds < math.inf or (name == 'duration' and not seconds):
-    raise _Unusable(f'has an unusable {name}')
+    raise _Unusable(
+        f'has an unusable {name}', f'{_shown(value)}, not seconds such as 1.5'
+    )
   return seconds
 
 
@@ -488,7 +591,10 @@ def _part(row: Mapping[str, object]) -> tuple[float | None, float | None]:
         duration is not None
         and abs(end - start - duration) > _TIME_TOLERANCE_SEC
     ):
-      raise _Unusable('has an unusable end')
+      raise _Unusable(
+          'has an unusable end',
+          f'{_shown(end)}, with offset {start} and duration {duration}',
+      )
     duration = end - start
   # A duration alone only describes the file.
   return start, None if start is None else duration
@@ -512,7 +618,7 @@ def _channels(value: object) -> tuple[int, ...] | None:
   numbers = list(map(_number, values))
   # Spreadsheets write 1.0.
   if not all(0 <= n < _MAX_CHANNELS and n == int(n) for n in numbers):
-    raise _Unusable(_BAD_CHANNEL)
+    raise _Unusable(_BAD_CHANNEL, _shown(value))
   return tuple(sorted(set(map(int, numbers))))
 
 
@@ -523,7 +629,7 @@ def _rate(row: Mapping[str, object]) -> int | None:
     return None
   rate_hz = _number(value)
   if not 1 <= rate_hz < math.inf or rate_hz != int(rate_hz):
-    raise _Unusable('has an unusable sampling rate')
+    raise _Unusable('has an unusable sampling rate', f'{_shown(value)}, not Hz')
   return int(rate_hz)
 
 
@@ -561,11 +667,18 @@ def _file_rows(
   """Rows of a table or of JSON lines."""
   suffix = os.path.splitext(path.removesuffix('.gz'))[1].lower()
   if suffix in _TABLES:
-    header, rows, unreadable = text_files.read_table(path)
-    problems += unreadable
-    columns = _columns(header, path=path)
-    for number, row in rows:
-      yield f'line {number}', {k: row[name] for k, name in columns.items()}
+    table = text_files.read_table(path)
+    problems += table.problems
+    columns = _columns(table.header, path=path)
+    for number, row in table.rows:
+      values = {key: row[name] for key, name in columns.items()}
+      for key in _NUMBERS:
+        # Where commas divide columns, 1,500 may be more than a thousand.
+        if table.delimiter != ',' and _DECIMAL_COMMA.fullmatch(
+            values.get(key, '')
+        ):
+          values[key] = values[key].replace(',', '.')
+      yield f'line {number}', values
     return
   if suffix not in _JSON_LINES:
     raise ValueError(
@@ -573,8 +686,7 @@ def _file_rows(
         ' .jsonl file, or a folder of Kaldi or of Hugging Face; see --help.'
     )
   is_first = True
-  for number, row in text_files.read_json_lines(path):
-    place = f'line {number}'
+  for place, row in text_files.read_json_lines(path):
     if row is None:
       yield place, None
     elif 'supervisions' in row:
@@ -654,8 +766,16 @@ def _kaldi_rows(folder: str) -> Iterator[Row]:
 
   def read(name: str) -> dict[str, str]:
     path = os.path.join(folder, name)
-    pairs = (line.split(None, 1) for _, line in text_files.read_lines(path))
-    return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2}
+    found = {}
+    for number, line in text_files.read_lines(path):
+      name, *rest = line.split(None, 1) or ['']
+      value = rest[0].strip() if rest else ''
+      if value and found.setdefault(name, value) != value:
+        raise ValueError(
+            f'{path}, line {number}: {name[:_MAX_SHOWN]} stands there a second'
+            ' time, with another value; give each its own id.'
+        )
+    return found
 
   recordings, texts, speakers = map(read, ('wav.scp', 'text', 'utt2spk'))
   for name, place in recordings.items():
@@ -735,6 +855,7 @@ def corpus(
     keeps: bool = False,
     alphabet: str | None = None,
     language: str = '',
+    merges_speakers: bool = False,
 ) -> conversion.Corpus:
   """Returns your recordings as a corpus.
 
@@ -745,12 +866,14 @@ def corpus(
     keeps: See `convert_transcripts`.
     alphabet: See `convert_transcripts`.
     language: See `convert_transcripts`.
+    merges_speakers: See `list_utterances`.
 
   Raises:
     ValueError: If only some manifests have a name, or two the same.
   """
   paths = _paths_by_split(manifests)
   others: dict[Recording, list[tuple[str, utterances.Clip]]] = {}
+  spellings: dict[str, list[str]] = {}
 
   def list_split(unused_folder: str, *, split: str) -> utterances.Listing:
     if split not in paths:
@@ -758,8 +881,14 @@ def corpus(
           f'splits names {split!r}, but --manifest {", ".join(paths)}.'
       )
     listings = [
-        list_utterances(p, audio_dir=audio_dir, others=others)
-        for p in paths[split]
+        list_utterances(
+            path,
+            audio_dir=audio_dir,
+            others=others,
+            spellings=spellings,
+            merges_speakers=merges_speakers,
+        )
+        for path in paths[split]
     ]
     listing = conversion.join(listings)
     if not listing.utterances:
@@ -782,7 +911,13 @@ def corpus(
       alphabet_source='named by --alphabet' if alphabet else '',
       source_dir=audio_dir or '.',
       max_utterance_sec=_MAX_UTTERANCE_SEC,
+      has_words=str.strip if keeps else _has_words,
   )
+
+
+def _has_words(transcript: str) -> bool:
+  """Whether a transcript has a letter outside of tags."""
+  return bool(text.letters_of(list(text.cleaned([transcript]))))
 
 
 def _paths_by_split(manifests: Sequence[str]) -> dict[str, list[str]]:
@@ -812,10 +947,12 @@ def _corpus_by_flags() -> conversion.Corpus:
       keeps=_TEXT.value == 'keep',
       alphabet=_ALPHABET.value,
       language=_CASING.value,
+      merges_speakers=_MERGE_SPEAKERS.value,
   )
 
 
 if __name__ == '__main__':
   conversion.main(
-      _corpus_by_flags, flag_names=('manifest', 'text', 'alphabet', 'casing')
+      _corpus_by_flags,
+      flag_names=('manifest', 'text', 'alphabet', 'casing', 'merge_speakers'),
   )

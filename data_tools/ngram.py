@@ -78,22 +78,29 @@ def transcripts(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def read_public(
-    paths: Sequence[str], *, normalises: bool
-) -> tuple[str, list[str]]:
+    paths: Sequence[str],
+    *,
+    normalises: bool,
+    alphabet: str | None = None,
+    language: str = '',
+) -> tuple[str, list[str], list[str]]:
   """Reads public text.
 
   Args:
     paths: Text files and folders of shards.
     normalises: Whether lines of text files become what transcripts are, as by
       `data_tools.text.sentences`.
+    alphabet: See there.
+    language: See there.
 
   Returns:
-    Its name, and its sentences without empty ones.
+    Its name, its sentences without empty ones, and a remark on each kind of
+    change to the lines of a file.
 
   Raises:
     ValueError: Something cannot be read, or is the private part of a corpus.
   """
-  names, sentences = [], []
+  names, sentences, remarks = [], [], []
   for path in paths:
     name = os.path.basename(os.path.normpath(path))
     if os.path.isdir(path):
@@ -108,11 +115,15 @@ def read_public(
       sentences += [text for _, text in transcripts(path) if text]
     else:
       names.append(name)
-      sentences += text_lib.sentences(
+      found, changes = text_lib.sentences(
           [line for _, line in text_files.read_lines(path)],
           normalises=normalises,
+          alphabet=alphabet,
+          language=language,
       )
-  return ', '.join(names), sentences
+      sentences += found
+      remarks += changes.remarks(name)
+  return ', '.join(names), sentences, remarks
 
 
 def bigram_counts(
@@ -161,6 +172,7 @@ def add_private(
     run: str,
     epsilon: float,
     delta: float | None,
+    allows_not_private: bool = False,
 ) -> tuple[kneser_ney.Model, dict[str, Any], str]:
   """Adds noised counts of private text to a model of public text.
 
@@ -172,6 +184,7 @@ def add_private(
     run: A finished run; its ledger is charged.
     epsilon: Of the counts alone.
     delta: As for `count_release.release`.
+    allows_not_private: As for `count_release.release`.
 
   Returns:
     The model, what the ARPA file says about it, and the privacy report of run
@@ -198,6 +211,7 @@ def add_private(
       num_elements=len(words) ** 2,
       epsilon=epsilon,
       delta=delta,
+      allows_not_private=allows_not_private,
   )
   model = kneser_ney.with_bigram_counts(
       model,
@@ -210,6 +224,8 @@ def add_private(
       'epsilon': epsilon,
       'delta': released.delta,
       'ledger': list(released.head),
+      # Of the run's models and these counts together.
+      'verdict': released.report.verdict,
   }
   return model, private, str(released.report)
 
@@ -237,8 +253,11 @@ def _main(argv: Sequence[str]) -> None:
     raise ValueError(
         f'--prune takes numbers, as 0,0,1; found {",".join(_PRUNE.value)}.'
     ) from e
-  name, sentences = read_public(
-      _INPUT.value, normalises=_TEXT.value == 'normalise'
+  name, sentences, remarks = read_public(
+      _INPUT.value,
+      normalises=_TEXT.value == 'normalise',
+      alphabet=_ALPHABET.value,
+      language=_CASING.value,
   )
   model = kneser_ney.estimate(
       [sentence.split() for sentence in sentences],
@@ -261,6 +280,7 @@ def _main(argv: Sequence[str]) -> None:
         run=_RUN.value,
         epsilon=_EPSILON.value,
         delta=_DELTA.value,
+        allows_not_private=_ALLOW_NOT_PRIVATE.value,
     )
   files.write_text(
       _OUTPUT.value, kneser_ney.arpa(model, comment=json.dumps(facts))
@@ -272,6 +292,8 @@ def _main(argv: Sequence[str]) -> None:
       f'{len(sentences):,} sentences of {name}; n-grams of order 1 to '
       f'{len(model.orders)}: {kept}'
   )
+  for remark in remarks:
+    print(remark)
   if report:
     print(f'The models of {_RUN.value} and this one together:\n{report}')
 
@@ -300,6 +322,17 @@ if __name__ == '__main__':
       ['normalise', 'keep'],
       'As for data_tools.manifest: what becomes of lines of text files.',
   )
+  _ALPHABET = flags.DEFINE_string(
+      'alphabet',
+      None,
+      'As for data_tools.manifest: the letters; by default those of each file.',
+  )
+  _CASING = flags.DEFINE_enum(
+      'casing',
+      'default',
+      ['default', *text_lib.LOWER_CASE],
+      'As for data_tools.manifest: language of lower-casing.',
+  )
   _PRIVATE_INPUT = flags.DEFINE_string(
       'private_input', None, 'Folder of shards: the private data of --run.'
   )
@@ -310,6 +343,9 @@ if __name__ == '__main__':
       'epsilon', None, 'Of the counts of --private_input alone.'
   )
   _DELTA = flags.DEFINE_float(
-      'delta', None, "By default that of the run's privacy report."
+      'delta', None, "By default that of the run's privacy report, if it suits."
+  )
+  _ALLOW_NOT_PRIVATE = flags.DEFINE_bool(
+      'allow_not_private', False, 'Even if --run is NOT PRIVATE afterwards.'
   )
   launch.run(_main)

@@ -35,15 +35,23 @@ class PartialSplit:
         behind is deleted.
 
     Raises:
-      ValueError: If another program is writing it.
+      ValueError: If another program is writing it, or a link is in its place.
     """
     parent, name = os.path.split(output_dir)
     self.output_dir = output_dir
     self.folder = os.path.join(parent, f'.{name}.partial')
+    # What is left of an earlier program is deleted below, and must not be
+    # another folder's.
+    if os.path.islink(self.folder):
+      raise ValueError(f'{self.folder} is a link: remove it.')
     # Recordings may be private.
     os.makedirs(self.folder, mode=0o700, exist_ok=True)
     os.chmod(self.folder, 0o700)  # Also of one that was left behind.
-    self._journal = open(os.path.join(self.folder, JOURNAL_FILE), 'a+b')
+    self._journal = open(
+        os.path.join(self.folder, JOURNAL_FILE),
+        'a+b',
+        opener=files_lib.open_own,
+    )
     if not files_lib.try_lock(self._journal.fileno()):
       self._journal.close()
       raise ValueError(

@@ -133,7 +133,7 @@ def _main(unused_argv: Sequence[str]) -> None:
       line for path in _INPUT.value for _, line in text_files.read_lines(path)
   ]
   normalises = _TEXT.value == 'normalise'
-  sentences = text.sentences(lines, normalises=normalises)
+  sentences, changes = text.sentences(lines, normalises=normalises)
   pieces = train(
       sentences,
       vocab_size=_VOCAB_SIZE.value,
@@ -151,6 +151,8 @@ def _main(unused_argv: Sequence[str]) -> None:
       f'{len(pieces)} pieces of {len(sentences):,} lines. Transcripts can have'
       f' these characters: {made.characters!r}'
   )
+  for remark in changes.remarks(names):
+    print(remark)
   print(f'To train: --gin_file={_OUTPUT.value} after all other --gin_file.')
 
 

@@ -14,6 +14,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import types
@@ -38,6 +39,16 @@ Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
 
 _FINGERPRINTS_FILE = 'fingerprints.npy'
+# What may differ between a folder and what is to be written there, in words.
+_IDENTITY = {
+    'source_sha256': 'ids, transcripts, or names or sizes of audio files',
+    'partition': '--partition',
+    'partition_seed': '--partition_seed',
+    'iid_seed': '--iid',
+    'max_utterance_sec': '--max_utterance_sec',
+    'drop_copies': '--drop_copies',
+    'others_sha256': 'recordings of other parts',
+}
 
 
 class EmptySplitError(ValueError):
@@ -271,9 +282,17 @@ def _read_existing(
     return existing
   if overwrite:
     return None
+  now = json.loads(json.dumps(identity)) | {'encoding': encoding}
+  stored['encoding'] = corpus.encoding
+  different = [key for key in now if now[key] != stored[key]]
+  words = ', '.join(_IDENTITY.get(key, key) for key in different)
+  if different == ['source_sha256']:
+    problem = f'was written before these changed: {words}'
+  else:
+    problem = f'holds another corpus, with other {words}'
   raise ValueError(
-      f'{output_dir} holds another corpus (encoding, source or partition'
-      ' differ); choose another folder or pass --overwrite.'
+      f'{output_dir} {problem}. Pass --overwrite to write it again, or choose '
+      'another folder.'
   )
 
 
@@ -493,6 +512,10 @@ def _write_index(
       num_samples=num_samples,
   )
   dropped = collections.Counter(problem.reason for problem in problems)
+  fingerprints = np.array(_fingerprints(partial), np.int64)
+  array = io.BytesIO()
+  np.save(array, fingerprints)
+  others = {_FINGERPRINTS_FILE: array.getvalue()}
   if problems:
     lines = ['client_id\tutterance_id\treason\tdetail']
     lines.extend(
@@ -500,11 +523,7 @@ def _write_index(
         # Sorted: equal input gives equal files.
         for problem in sorted(problems)
     )
-    path = os.path.join(partial.folder, split_summary.DROPPED_FILE)
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write('\n'.join(lines) + '\n')
-  fingerprints = np.array(_fingerprints(partial), np.int64)
-  np.save(os.path.join(partial.folder, _FINGERPRINTS_FILE), fingerprints)
+    others[split_summary.DROPPED_FILE] = ('\n'.join(lines) + '\n').encode()
   index.write(
       partial.folder,
       clients=table,
@@ -512,6 +531,7 @@ def _write_index(
       shards=files,
       encoding=encoding,
       characters=''.join(characters),
+      others=others,
       origin=dict(
           identity,
           dropped=dict(sorted(dropped.items())),
@@ -530,12 +550,17 @@ def read_fingerprints(folder: str) -> np.ndarray:
   Silent ones have none (`utterances.SILENCE`).
 
   Raises:
-    ValueError: If the folder has none; it must be written again.
+    ValueError: If the folder has none, or they are not those that were written
+      with it; it must be written again.
   """
   path = os.path.join(folder, _FINGERPRINTS_FILE)
   try:
-    with files_lib.open_regular(path) as file:
-      found = np.load(file, allow_pickle=False)
+    content = files_lib.read(path)
+    corpus = index.read_corpus_file(os.path.abspath(folder))
+    # Splits that were written before have no checksum of it.
+    if _FINGERPRINTS_FILE in corpus.files:
+      index.check_sha256(corpus, _FINGERPRINTS_FILE, content)
+    found = np.load(io.BytesIO(content), allow_pickle=False)
   except (OSError, ValueError, EOFError) as e:
     raise ValueError(
         f'{path} cannot be read ({e}); write the split again with --overwrite.'

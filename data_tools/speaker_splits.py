@@ -16,7 +16,7 @@ found in. Without `rest`, speakers may be left over and are in no part.
 of the federated ASR paper (https://arxiv.org/abs/2310.00098).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import dataclasses
 import fractions
 import hashlib
@@ -30,7 +30,11 @@ _SIZE = re.compile(r'\d+|(?:100|\d?\d(?:\.\d+)?)%|@.+|rest')
 
 
 def partition(
-    speakers: Iterable[str], *, spec: str, seed: int
+    speakers: Iterable[str],
+    *,
+    spec: str,
+    seed: int,
+    others: Collection[str] = (),
 ) -> dict[str, list[str]]:
   """Divides speakers into parts.
 
@@ -38,6 +42,7 @@ def partition(
     speakers: Their ids.
     spec: Specification of the splits, as in the module's docstring.
     seed: Seed of the order in which speakers are assigned.
+    others: Speakers who are in no part unless a file names them.
 
   Returns:
     Part names, in the order of `spec`, to sorted lists of speakers, disjoint
@@ -60,7 +65,9 @@ def partition(
   )
   for name, size in sizes.items():
     if size.startswith('@'):
-      parts[name] = _take_listed(name, size[1:], speakers=speakers, free=free)
+      parts[name] = _take_listed(
+          name, size[1:], speakers=speakers, free=free, others=others
+      )
   counts = {
       name: _count(size, len(speakers))
       for name, size in sizes.items()
@@ -120,6 +127,7 @@ def _speakers(count: int) -> str:
   """'1 speaker', '2 speakers'."""
   return f'{count} speaker' if count == 1 else f'{count} speakers'
 
+
 def _parse(spec: str) -> Mapping[str, str]:
   """Parses a specification into the written size of each part."""
   sizes: dict[str, str] = {}
@@ -147,7 +155,12 @@ def _count(size: str, num_speakers: int) -> int:
 
 
 def _take_listed(
-    name: str, path: str, *, speakers: list[str], free: dict[str, None]
+    name: str,
+    path: str,
+    *,
+    speakers: list[str],
+    free: dict[str, None],
+    others: Collection[str],
 ) -> list[str]:
   """Takes the speakers that a file lists out of `free`."""
   try:
@@ -159,6 +172,8 @@ def _take_listed(
         f'part {name!r}: cannot read the list {path} ({reason}).'
     ) from e
   for speaker in listed:
+    if speaker in others:
+      continue
     if speaker not in free:
       problem = 'is taken already' if speaker in speakers else 'is unknown'
       raise ValueError(f'part {name!r}: speaker {speaker} in {path} {problem}.')

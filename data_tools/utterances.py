@@ -120,11 +120,13 @@ class Listing(NamedTuple):
     utterances: What to write.
     problems: What there is besides and cannot be written.
     attributes: What the corpus says of its speakers; also of others, maybe.
+    examples: A change of a transcript by its kind, for messages.
   """
 
   utterances: Sequence[Utterance]
   problems: Sequence[Problem] = ()
   attributes: Attributes = types.MappingProxyType({})
+  examples: Mapping[str, str] = types.MappingProxyType({})
 
 
 class Encoded(NamedTuple):
@@ -225,6 +227,9 @@ def encode(
         raise audio.AudioError(
             name, f'is longer than {max_utterance_sec:g} s', f'{seconds:.1f} s'
         )
+    # Its text would be learnt from nothing.
+    if utterance.transcript and np.all(waveform == waveform[0]):
+      raise audio.AudioError(name, 'is silent', f'{seconds:.1f} s of it')
   except audio.AudioError as e:
     return Outcome(reason=e.reason, detail=str(e))
   changes.update(f'transcripts {kind}' for kind in utterance.changes)

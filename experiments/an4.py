@@ -40,33 +40,32 @@ _SEED_SPEED = SEED.but(
 _HEAD = 'head'
 # The head has one convolution; NUM_BLOCKS is 0 in its experiments.
 _HEAD_PARAMETERS = 249_762
-_PRETRAINED = 'whisper-tiny.en'
 # Heads are trained on stored features.
-_HEAD_SEED = design.Recipe(
+HEAD_SEED = design.Recipe(
     name=_HEAD,
     program=design.CENTRAL,
     experiment='an4_whisper_seed',
     model=design.Model(
         evaluation='an4_whisper_evaluate',
-        shards='whisper.{}',
-        pretrained=_PRETRAINED,
+        shards=an4_data.FEATURES,
+        pretrained=an4_data.PRETRAINED,
     ),
     speakers='public',
 )
-_HEAD_FEDERATED = design.Recipe(
+HEAD_FEDERATED = design.Recipe(
     name='head_federated',
     program=design.FEDERATED,
     experiment='an4_whisper_federated',
-    model=_HEAD_SEED.model,
-    parent=_HEAD_SEED,
+    model=HEAD_SEED.model,
+    parent=HEAD_SEED,
     parent_by_seed=True,
 )
 # Rows set its noise, and name it.
-_HEAD_PRIVATE = _HEAD_FEDERATED.but(
+_HEAD_PRIVATE = HEAD_FEDERATED.but(
     'head_private', experiment='an4_whisper_dp'
 )
-_CENTRAL = _HEAD_SEED.but('head_central', speakers='all')
-_HEAD_SPEED = _HEAD_SEED.but('head_speed', speeds=(0.9, 1.0, 1.1))
+HEAD_CENTRAL = HEAD_SEED.but('head_central', speakers='all')
+_HEAD_SPEED = HEAD_SEED.but('head_speed', speeds=(0.9, 1.0, 1.1))
 
 
 # Fewer rounds than elsewhere: without stored features they take long.
@@ -106,7 +105,7 @@ def _short(part: str, noise: float) -> design.Recipe:
           gin_files=(f'gin/models/public_{part}.gin',),
           # These files have the defaults of another head than the seed's.
           settings={
-              'PRETRAINED': repr(_PRETRAINED),
+              'PRETRAINED': repr(an4_data.PRETRAINED),
               'NUM_BLOCKS': 0,
               'DIM': 128,
           },
@@ -115,13 +114,13 @@ def _short(part: str, noise: float) -> design.Recipe:
   )
 
 
-def _row(
+def row(
     label: str,
     recipe: design.Recipe,
     against: Optional[str] = None,
     *,
     seeds: tuple[int, ...] = _SEEDS,
-    kind: str = '',
+    kind: str = _PUBLIC,
 ) -> design.Row:
   """A row that is in the table and not in the figure."""
   return design.Row(
@@ -161,24 +160,18 @@ _ENCODER = design.Study(
         'further, without DP, in 80 rounds (from scratch) or 40.'
     ),
     rows=(
-        _row('from scratch', SEED, kind=_SCRATCH),
-        _row(
+        row('from scratch', SEED, kind=_SCRATCH),
+        row(
             'from scratch, augmented', _SEED_SPEED, 'from scratch',
             kind=_SCRATCH,
         ),
-        _row(
+        row(
             'from scratch, federated', FEDERATED, 'from scratch',
             kind=_SCRATCH,
         ),
-        _row('public encoder', _HEAD_SEED, 'from scratch', kind=_PUBLIC),
-        _row(
-            'public encoder, augmented', _HEAD_SPEED, 'public encoder',
-            kind=_PUBLIC,
-        ),
-        _row(
-            'public encoder, federated', _HEAD_FEDERATED, 'public encoder',
-            kind=_PUBLIC,
-        ),
+        row('public encoder', HEAD_SEED, 'from scratch'),
+        row('public encoder, augmented', _HEAD_SPEED, 'public encoder'),
+        row('public encoder, federated', HEAD_FEDERATED, 'public encoder'),
     ),
     columns=('LM minus greedy', 'seconds'),
     claims=(
@@ -220,7 +213,7 @@ _ENCODER = design.Study(
 )
 
 
-def _noise_row(clip: str, noise: float) -> design.Row:
+def noise_row(clip: str, noise: float) -> design.Row:
   """Federated training of the head with a clip and noise."""
   return design.Row(
       f'{clip}, {noise:g}',
@@ -232,6 +225,7 @@ def _noise_row(clip: str, noise: float) -> design.Row:
       against='no DP',
       series=clip,
       x=noise,
+      kind=_PUBLIC,
   )
 
 
@@ -245,10 +239,10 @@ _NOISE = design.Study(
         'and the 32 private speakers together, in as many steps as the seed.'
     ),
     rows=(
-        _row('seed', _HEAD_SEED),
-        _row('central', _CENTRAL, 'seed'),
-        _row('no DP', _HEAD_FEDERATED, 'central'),
-        *(_noise_row(clip, n) for n in _NOISES for clip in ('global', 'dim')),
+        row('seed', HEAD_SEED),
+        row('central', HEAD_CENTRAL, 'seed'),
+        row('no DP', HEAD_FEDERATED, 'central'),
+        *(noise_row(clip, n) for n in _NOISES for clip in ('global', 'dim')),
     ),
     x_label='(noise norm) / C on the mean',
     columns=('minus seed',),
@@ -286,7 +280,7 @@ _PARTS = {
 def _part_row(part: str, noise: float) -> design.Row:
   """Training of the head, or of it and a part of the encoder, with noise."""
   against = 'seed' if part == _HEAD else f'{_PARTS[_HEAD]}, {noise:g}'
-  return _row(f'{_PARTS[part]}, {noise:g}', _short(part, noise), against)
+  return row(f'{_PARTS[part]}, {noise:g}', _short(part, noise), against)
 
 
 _TRAINED = design.Study(
@@ -301,7 +295,7 @@ _TRAINED = design.Study(
         'times for LoRA, 2.8 times for the last block, with more weights.'
     ),
     rows=(
-        _row('seed', _HEAD_SEED),
+        row('seed', HEAD_SEED),
         *(_part_row(p, n) for n in (_NOISES[0], _NOISES[-1]) for p in _PARTS),
     ),
     columns=('minus seed', 'seconds'),
@@ -315,10 +309,10 @@ _INITIALISATIONS = design.Study(
         'and dropout; and two of them without the warm-up of the learning rate.'
     ),
     rows=(
-        _row('head', _HEAD_SEED, seeds=tuple(range(1, 11))),
-        _row(
+        row('head', HEAD_SEED, seeds=tuple(range(1, 11))),
+        row(
             'without warm-up',
-            _HEAD_SEED.but('head_cold', {'WARMUP_STEPS': 0}),
+            HEAD_SEED.but('head_cold', {'WARMUP_STEPS': 0}),
             'head',
             seeds=_SEEDS[:2],
         ),
@@ -342,7 +336,10 @@ speakers' transcripts. Whisper's training data may contain AN4. At 32 speakers
 no epsilon is a guarantee: all runs are NOT PRIVATE.
 
 Rates are means over random seeds, with the standard deviation. Differences have
-95 % intervals over test speakers and seeds; a claim is not decided if that
+95 % intervals over test speakers and seeds, paired by both: what a seed model
+changes in all runs that start from it cancels. How runs vary over seeds is
+estimated from all rows of this page with the same kind of model, so two rows
+have the same interval in every table. A claim is not decided if its interval
 contains 0, or its margin. Noise is the norm of the noise on the mean over C,
 sqrt(D) z / S for D weights and S people a round. Seconds are on a busy machine.
 """

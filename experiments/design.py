@@ -136,7 +136,7 @@ class Row:
     against: Label of the row that it is compared with; None: with none.
     series: The curve that it is a point of; None: a line across the plot.
     x: Where on the plot: a number, a word of an axis of words, or `EPSILON`.
-    kind: Rows of a study with equal kinds are taken to vary alike over random
+    kind: Rows of a suite with equal kinds are taken to vary alike over random
       seeds.
   """
 
@@ -257,6 +257,8 @@ class Suite:
     tests: Parts that models are decoded on, each with its title. Those after
       the first are left out where they have no shards.
     language_model: File of a language model that `data` makes; None: none.
+    num_folds: Folds of a cross-validation: every run is trained once for each
+      fold, on shards in a folder of its own. `data` makes them.
     command: What runs it, for its report.
     report: The report's file.
   """
@@ -274,3 +276,4 @@ class Suite:
       default_factory=lambda: {'test': 'here'}
   )
   language_model: Optional[str] = None
+  num_folds: int = 1

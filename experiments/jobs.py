@@ -51,6 +51,18 @@ class Folders(NamedTuple):
     names = model.shards or self.suite.shards
     return os.path.join(self.data_dir, names.format(speakers))
 
+  def folds(self) -> list['Folders']:
+    """The folders of each fold; of a suite without folds, these."""
+    if self.suite.num_folds == 1:
+      return [self]
+    return [
+        self._replace(
+            data_dir=os.path.join(self.data_dir, fold_name(number)),
+            runs_dir=os.path.join(self.runs_dir, fold_name(number)),
+        )
+        for number in range(self.suite.num_folds)
+    ]
+
   def tests(self) -> list[str]:
     """The parts that models are decoded on."""
     first, *others = self.suite.tests
@@ -121,6 +133,11 @@ class Folders(NamedTuple):
         gin_files=(*recipe.model.gin_files, *recipe.gin_files),
         settings=run.settings | {k: repr(v) for k, v in paths.items()},
     )
+
+
+def fold_name(number: int) -> str:
+  """Name of the folder of a fold."""
+  return f'fold_{number}'
 
 
 def shards(
@@ -255,7 +272,9 @@ def run_all(
 
   def run(job: Job) -> int:
     share, began = shares.get(), time.monotonic()
-    with open(folders.log(job.name), 'ab') as log:
+    with open(
+        folders.log(job.name), 'ab', opener=files.open_own
+    ) as log:
       process = subprocess.Popen(
           # TensorFlow makes as many threads as it has processors.
           [

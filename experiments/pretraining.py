@@ -470,7 +470,11 @@ def _at_epsilon(batch_size: int) -> float:
     return main
   epsilon = epsilon_of(main, _BATCH)
   return calibration.noise_multiplier_for_epsilon(
-      epsilon, sampling=_sampling(batch_size), rounds=_STEPS, delta=_DELTA
+      epsilon,
+      sampling=_sampling(batch_size),
+      rounds=_STEPS,
+      delta=_DELTA,
+      accountant='rdp',  # As `epsilon_of`.
   )
 
 
@@ -659,9 +663,9 @@ def _tuned_contrast(
   return confidence.linear_contrast(
       errors.mean(axis=0).tolist(),
       words.tolist(),
-      seed_variance=(
-          float(rates.var(ddof=1)) / len(rates) if len(rates) > 1 else 0.0
-      ),
+      seed_variances=[
+          (float(rates.var(ddof=1)) / len(rates), len(rates) - 1)
+      ] if len(rates) > 1 else [],
   )
 
 

@@ -1,11 +1,15 @@
 """Report of experiments: tables, plots and claims, from the runs' files."""
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
 import math
 import os
 import statistics
 import textwrap
 from typing import NamedTuple, Optional
+
+import numpy as np
 
 from experiments import design
 from experiments import jobs
@@ -25,17 +29,26 @@ class Measured(NamedTuple):
 
   Attributes:
     row: What it is.
-    runs: Its runs, as `tables` shows them.
+    runs: Its runs, as `tables` shows them; of a suite with folds, each has the
+      test speakers of all folds.
+    peers: All measured rows of the suite on this test part, with this one. They
+      show how runs vary over random seeds, so that the same rows have the same
+      interval in every study.
   """
 
   row: design.Row
   runs: tables.Row
+  peers: list['Measured']
 
 
 _HOLDS, _NOT_DECIDED = 'holds', 'not decided'
 
 # Columns of claims, by what they are of.
-_MEASURES = {runs_lib.WER: 'WER', runs_lib.WER_WITH_LM: 'WER with LM'}
+_MEASURES = {
+    runs_lib.WER: 'WER',
+    runs_lib.SER: 'SER',
+    runs_lib.WER_WITH_LM: 'WER with LM',
+}
 # What is plotted over epsilon, and the ends of the names of its curves.
 _CURVES = {runs_lib.WER: '', runs_lib.WER_WITH_LM: ', with LM'}
 
@@ -59,11 +72,17 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots_dir, exist_ok=True)
   sections, not_run, measured = [], [], []
-  for study in suite.studies:
-    by_test = {
-        test: _measure_all(study, test=test, folders=folders)
-        for test in suite.tests
-    }
+  peers = {test: [] for test in suite.tests}
+  all_rows = [
+      (study, {
+          test: _measure_all(
+              study, test=test, folders=folders, peers=peers[test]
+          )
+          for test in suite.tests
+      })
+      for study in suite.studies
+  ]
+  for study, by_test in all_rows:
     if not any(by_test.values()):
       not_run.append(f'{study.title} (`--studies={study.name}`)')
       continue
@@ -138,69 +157,113 @@ def _notes(
       )
   return [
       wrap(f'{title}: {"; ".join(filter(None, found))}.')
-      for title, found in (('Normalised', rules), ('LM', models))
+      for title, found in (
+          ('Normalised', rules),
+          ('LM', models),
+          ('Standard deviation of a run over random seeds', _spreads(measured)),
+      )
       if any(found)
   ]
 
 
 def _measure_all(
-    study: design.Study, *, test: str, folders: jobs.Folders
+    study: design.Study,
+    *,
+    test: str,
+    folders: jobs.Folders,
+    peers: list[Measured],
 ) -> Rows:
-  """The rows of a study that are trained and evaluated on a part."""
-  return {
-      row.label: Measured(row, runs)
+  """The rows of a study that are trained and evaluated on a part.
+
+  They are added to the suite's, `peers`.
+  """
+  found = {
+      row.label: Measured(row, runs, peers)
       for row in study.rows
       if (runs := _read(row, test=test, folders=folders)) is not None
   }
+  peers += found.values()
+  return found
+
+
+def _errors(
+    each: Measured, measure: str, baseline: Optional[str]
+) -> np.ndarray:
+  """Errors of a row, perhaps minus others of the same runs: [runs, speakers].
+
+  Empty if they are not measured.
+  """
+  found = [
+      np.reshape(
+          [
+              each.runs._replace(runs=[run], measure=name).errors
+              for run in each.runs.runs
+          ],
+          [len(each.runs.runs), -1],
+      )
+      for name in filter(None, (measure, baseline))
+      if each.runs._replace(measure=name).words
+  ]
+  if len(found) < 1 + (baseline is not None):
+    return np.array([])
+  return found[0] if baseline is None else found[0] - found[1]
 
 
 def _seed_variance(
-    rows: Rows,
+    peers: Sequence[Measured],
     measure: str = runs_lib.WER,
     baseline: Optional[str] = None,
     *,
     kind: str,
-) -> float:
-  """Variance of a run's error rate over random seeds, of rows of a kind.
-
-  Of one study: a run that learns little varies as others do not.
-  """
-  return confidence.pooled_variance(
-      _samples(rows, measure, baseline, kind=kind)
-  )
-
-
-def _samples(
-    rows: Rows,
-    measure: str = runs_lib.WER,
-    baseline: Optional[str] = None,
-    *,
-    kind: str,
-) -> list[list[float]]:
-  """Error rates of the rows of a kind with several random seeds."""
-  samples = []
-  for each in rows.values():
-    rates = each.runs._replace(measure=measure).rates
-    if each.row.kind != kind or len(rates) < 2:
-      continue
-    if baseline is not None:
-      subtracted = each.runs._replace(measure=baseline).rates
-      rates = [first - second for first, second in zip(rates, subtracted)]
-    samples.append(rates)
-  return samples
+) -> Optional[confidence.SeedVariance]:
+  """How the error rates of a suite's rows of a kind vary over random seeds."""
+  errors, words = {}, ()
+  for each in peers:
+    found = _errors(each, measure, baseline)
+    if each.row.kind == kind and found.size:
+      words = list(each.runs._replace(measure=measure).words.values())
+      # Rows of several studies may have the same runs, which count once.
+      errors |= {
+          (run.recipe.name, run.seed): values
+          for run, values in zip(each.row.runs, found)
+          if run.seed is not None
+      }
+  return confidence.seed_variance(errors, words)
 
 
 def _read(
     row: design.Row, *, test: str, folders: jobs.Folders
 ) -> Optional[tables.Row]:
   """A row's runs if all are trained and evaluated on a part; else None."""
+  folds = folders.folds()
   if not all(
-      folders.is_trained(run) and folders.is_evaluated(run, test)
+      fold.is_trained(run) and fold.is_evaluated(run, test)
+      for fold in folds
       for run in row.runs
   ):
     return None
-  runs = [folders.read(run, test=test) for run in row.runs]
+  runs = [
+      _pooled([fold.read(run, test=test) for fold in folds])
+      for run in row.runs
+  ]
   return tables.Row(row.label, runs)
+
+
+def _pooled(folds: Sequence[runs_lib.Run]) -> runs_lib.Run:
+  """A run whose speakers are those of all folds.
+
+  Raises:
+    ValueError: A speaker is in the test part of two folds.
+  """
+  first = folds[0]
+  scores = {}
+  for measure in first.scores:
+    scores[measure] = {}
+    for run in folds:
+      if scores[measure].keys() & run.scores[measure].keys():
+        raise ValueError(f'{run.path} has test speakers of another fold.')
+      scores[measure] |= run.scores[measure]
+  return dataclasses.replace(first, scores=scores)
 
 
 def _contrast(
@@ -211,27 +274,45 @@ def _contrast(
 ) -> Optional[confidence.Interval]:
   """A sum of rows' error rates, perhaps minus others of the same runs.
 
-  None if one is not measured.
+  Runs are paired by their random seeds: what the runs of a seed have in common
+  cancels where rows with the same seeds are subtracted.
+
+  Returns:
+    The sum; None if a row is not measured.
+
+  Raises:
+    ValueError: The rows were evaluated on different speakers, or on only one.
   """
   if not weights.keys() <= rows.keys():
     return None
-  terms = []
+  errors, words = 0.0, None
+  # Weights of the rates of runs: by kind, then by recipe and seed.
+  by_kind = collections.defaultdict(collections.Counter)
   for label, weight in weights.items():
     each = rows[label]
-    runs = each.runs._replace(measure=measure)
-    if not runs.words:
+    found = _errors(each, measure, baseline)
+    if not found.size:
       return None
-    # A seed model is the one that it is.
-    variance = (
-        0.0
-        if None in each.row.seeds
-        else _seed_variance(rows, measure, baseline, kind=each.row.kind)
-    )
-    terms.append((runs, weight, variance / len(runs.runs)))
-    if baseline is not None:
-      # Of the same runs: the variance is that of the difference.
-      terms.append((runs._replace(measure=baseline), -weight, 0.0))
-  return tables.linear_contrast(terms)
+    own = each.runs._replace(measure=measure).words
+    words = own if words is None else words
+    if own != words:
+      raise ValueError(f'{label} was evaluated on other speakers.')
+    errors += weight * found.mean(axis=0)
+    for run in each.row.runs:
+      # A seed model without a random seed of its own is the one that it is.
+      if run.seed is not None:
+        by_kind[each.row.kind][run.recipe.name, run.seed] += weight / len(found)
+  peers = each.peers
+  return confidence.linear_contrast(
+      errors,
+      list(words.values()),
+      seed_variances=[
+          part
+          for kind, by_run in by_kind.items()
+          if (found := _seed_variance(peers, measure, baseline, kind=kind))
+          for part in found.of_sum(by_run)
+      ],
+  )
 
 
 def paired(differences: Sequence[float]) -> confidence.Interval:
@@ -297,25 +378,34 @@ def _section(
           f'{folders.suite.tests[test]}:',
           tables.markdown(_table(study, by_test[test])),
       ]
-  num_trained = sum(folders.is_trained(run) for run in study.runs)
-  text = f'{num_trained} runs (`--studies={study.name}`){_spreads(rows)}.'
+  num_trained = sum(
+      fold.is_trained(run) for fold in folders.folds() for run in study.runs
+  )
+  text = f'{num_trained} runs (`--studies={study.name}`).'
   parts.append(wrap(' '.join(filter(None, (text, study.remark)))))
   return '\n\n'.join(filter(None, parts))
 
 
-def _spreads(rows: Rows) -> str:
+def _spreads(
+    measured: Sequence[tuple[design.Study, Mapping[str, Rows]]]
+) -> dict[str, None]:
   """How much a random seed changes, for each kind of rows."""
-  found = [
-      f'{kind} {100 * math.sqrt(_seed_variance(rows, kind=kind)):.1f}'.strip()
-      for kind in dict.fromkeys(each.row.kind for each in rows.values())
-      if _samples(rows, kind=kind)
+  peers = [
+      each for _, by_test in measured
+      for each in next(iter(by_test.values())).values()
   ]
-  if not found:
-    return ''
-  return (
-      '; standard deviation of a run over random seeds, which intervals '
-      f'include: {", ".join(found)} points'
-  )
+  found = {
+      kind: _seed_variance(peers, kind=kind)
+      for kind in dict.fromkeys(each.row.kind for each in peers)
+  }
+  points = lambda variance: f'{100 * math.sqrt(variance):.1f}'
+  return {
+      f'{kind} {points(each.total)} points ({points(each.shared)} in common '
+      f'with runs of the same seed, {points(each.own)} of its own)'.lstrip():
+      None
+      for kind, each in found.items()
+      if each is not None
+  }
 
 
 def _table(study: design.Study, rows: Rows) -> tables.Table:
@@ -326,11 +416,12 @@ def _table(study: design.Study, rows: Rows) -> tables.Table:
       'range': 'lowest to highest WER %',
       'dev range': 'on dev',
   }
-  measures = {'CER %': runs_lib.CER}
+  measures = {'CER %': runs_lib.CER, 'SER %': runs_lib.SER}
   if _language_models(rows):
     measures |= {
         'WER % with LM': runs_lib.WER_WITH_LM,
         'CER % with LM': runs_lib.CER_WITH_LM,
+        'SER % with LM': runs_lib.SER_WITH_LM,
     }
   cells = [[
       '', 'WER %', 'difference (95 %)', 'from', *measures,
@@ -412,9 +503,9 @@ def _draw(study: design.Study, rows: Rows) -> plots.Figure:
     if len(rates) > 1:
       deviation = statistics.stdev(rates)
     else:
-      variance = _seed_variance(rows, kind=each.row.kind)
-      is_fixed = None in each.row.seeds or not variance
-      deviation = math.nan if is_fixed else 100 * math.sqrt(variance)
+      variance = _seed_variance(each.peers, kind=each.row.kind)
+      is_fixed = None in each.row.seeds or variance is None
+      deviation = math.nan if is_fixed else 100 * math.sqrt(variance.total)
     series.setdefault(each.row.series, []).append(
         plots.Point(each.row.x, statistics.fmean(rates), deviation)
     )

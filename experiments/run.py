@@ -6,6 +6,8 @@ can be stopped and started again; a run that was stopped continues.
 
   an4             recorded voices, of AN4: with and without a public encoder,
                   with and without noise
+  an4_folds       the same from a public encoder, cross-validated over all
+                  speakers of AN4's training part
   population      what private training gains on generated speech, in simulated
                   cohorts
   layer_clipping  what clipping and noise leave of the server's step, with the
@@ -30,6 +32,7 @@ from typing import Optional
 from absl import flags
 
 from experiments import an4
+from experiments import an4_folds
 from experiments import jobs
 from experiments import layer_clipping
 from experiments import population
@@ -37,7 +40,10 @@ from experiments import pretraining
 from experiments import report as report_lib
 from tff_asr import checks
 
-_SUITES = {suite.name: suite for suite in (an4.SUITE, population.SUITE)}
+_SUITES = {
+    suite.name: suite
+    for suite in (an4.SUITE, an4_folds.SUITE, population.SUITE)
+}
 
 _LAYER_CLIPPING = 'layer_clipping'
 _SUITE = flags.DEFINE_enum(
@@ -133,7 +139,9 @@ def run(
   except ValueError as e:
     errors.append(e)
   checks.raise_errors(errors)
-  has_shards = os.path.isdir(folders.shards('test'))
+  has_shards = all(
+      os.path.isdir(each.shards('test')) for each in folders.folds()
+  )
   if names and suite.needs_source and source is None and not has_shards:
     raise ValueError(
         f"{folders.data_dir} has no shards of AN4: give AN4's folder with "
@@ -142,20 +150,27 @@ def run(
   if not names and not os.path.isdir(folders.runs_dir):
     raise ValueError(f'{folders.runs_dir} holds no runs to report.')
   os.makedirs(report_dir, exist_ok=True)
-  failed = set()
   if names and (source is not None or not has_shards):
     jobs.make_shards(source, test=test, folders=folders)
+  failures = [(fold, set()) for fold in folders.folds()]
   for study in [study for study in suite.studies if study.name in names]:
-    while todo := jobs.missing(study, folders=folders, failed=failed):
-      print(f'{study.name}: {", ".join(job.name for job in todo)}', flush=True)
-      failed |= jobs.run_all(todo, folders=folders, num_at_once=num_at_once)
+    for fold, failed in failures:
+      while todo := jobs.missing(study, folders=fold, failed=failed):
+        where = '' if fold == folders else f' in {fold.runs_dir}'
+        started = ', '.join(job.name for job in todo)
+        print(f'{study.name}{where}: {started}', flush=True)
+        failed.update(
+            jobs.run_all(todo, folders=fold, num_at_once=num_at_once)
+        )
     report_lib.write(folders=folders, path=report)
   if not names:
     report_lib.write(folders=folders, path=report)
   print(f'{report} is written.')
-  if failed:
-    logs = ', '.join(map(folders.log, sorted(failed)))
-    raise ValueError(f'{len(failed)} of what was run failed: see {logs}.')
+  logs = [fold.log(name) for fold, failed in failures for name in failed]
+  if logs:
+    raise ValueError(
+        f'{len(logs)} of what was run failed: see {", ".join(sorted(logs))}.'
+    )
 
 
 def _check_flags() -> None:

@@ -1,18 +1,28 @@
 """Tests of tff_asr.config."""
 
+import asyncio
+import collections.abc
 from collections.abc import Callable, Sequence
+import importlib
+import inspect
 import logging
 import os
 import pathlib
+import re
 import tempfile
+import typing
 from typing import Any, Optional
 
 from absl.testing import parameterized
+import tensorflow as tf
 
 from tests import cases
 from tff_asr import checks
 from tff_asr import config
+from tff_asr.privacy import queries
 from tff_asr.programs import federated
+from tff_asr.storage import run_dir
+from tools import layers
 
 _FILE = 'gin/experiments/quickstart_federated.gin'
 _HEAD = 'from __gin__ import dynamic_registration\n'
@@ -59,6 +69,32 @@ def needs(first: int, second: int) -> int:
   return first
 
 
+def _settable_mappings() -> set[tuple[str, str]]:
+  """Modules that gin files name, and their arguments that are mappings."""
+  modules = set()
+  for path in layers.ROOT.glob('gin/**/*.gin'):
+    for package, name in re.findall(
+        r'^from (tff_asr[\w.]*) import (\w+)', path.read_text('utf-8'), re.M
+    ):
+      modules.add(f'{package}.{name}')
+  found = set()
+  for module in sorted(modules):
+    for name, part in vars(importlib.import_module(module)).items():
+      if name.startswith('_') or getattr(part, '__module__', '') != module:
+        continue
+      if not callable(part):
+        continue
+      called = part.__init__ if inspect.isclass(part) else part
+      for argument, hint in typing.get_type_hints(called).items():
+        # The annotation, or an option of it.
+        kinds = map(typing.get_origin, [hint, *typing.get_args(hint)])
+        if argument != 'return' and any(
+            kind in (dict, collections.abc.Mapping) for kind in kinds
+        ):
+          found.add((module, f'{name}.{argument}'))
+  return found
+
+
 class BindTest(cases.TestCase):
 
   def write(self, text: str) -> str:
@@ -72,6 +108,21 @@ class BindTest(cases.TestCase):
     self.assertIn(message, str(caught.exception))
     self.assertNotIn('\n', str(caught.exception))
     self.assertNotRegex(str(caught.exception), ' at 0x')
+
+  def test_a_file_that_does_not_exist_has_its_nearest_name(self):
+    name = 'gin/experiments/quickstart_federated.gin'
+    for wrong in (name[:-5] + '.gin', 'quickstart_federated.gin'):
+      self.check_error(
+          gin_files=[wrong],
+          message=f'{wrong} does not exist. Did you mean {name}?',
+      )
+    own = self.write('')
+    self.check_error(
+        gin_files=[own.replace('test.gin', 'tset.gin')],
+        message=f'Did you mean {own}?',
+    )
+    with self.assertRaisesRegex(config.ConfigError, r'zzz does not exist\.$'):
+      _bind(gin_files=['zzz'])
 
   def test_gives_the_program_with_overrides_applied_last(self):
     self.assertTrue(callable(_bind('NUM_ROUNDS = 3', 'NUM_ROUNDS = 4')))
@@ -101,6 +152,69 @@ class BindTest(cases.TestCase):
     text = config.text()
     _bind(gin_files=(self.write(text.removeprefix(_HEAD)),))
     self.assertEqual(config.text(), text)
+
+  def test_each_mapping_that_can_be_set_is_saved_in_its_order(self):
+    found = _settable_mappings()
+    self.assertContainsSubset(
+        {
+            ('tff_asr.privacy.queries', 'PerLayerClipSumQuery.noise_factors'),
+            ('tff_asr.privacy.clipping', 'Clipping.weights'),
+            ('tff_asr.text.tokenizer', 'SentencePieceTokenizer.pieces'),
+        },
+        found,
+    )
+    # Neither order is sorted. The second has one more level and many lines.
+    for value in (
+        {'z': 1, '': 0, 'm': 2},
+        {f'/w{9 - i}$': {'z': float(i), 'a': [{2: 1, 1: 2}]} for i in range(9)},
+    ):
+      for module, argument in found:
+        package, _, name = module.rpartition('.')
+        setting = f'{name}.{argument}'
+        path = self.write(
+            'from tests import config_test\n'
+            f'from {package} import {name}\n'
+            f'MAPPING = {value!r}\n'
+            f'{setting} = {value!r}\n'
+            'config_test.program.part = %MAPPING\n'
+        )
+        config.bind(program, gin_files=[path])
+        saved = config.text()
+        config.gin.clear_config()
+        path = self.write(saved.removeprefix(_HEAD))
+        part = config.bind(program, gin_files=[path])()['part']
+        self.assertEqual(config.text(), saved)
+        for bound in (part, config.gin.query_parameter(setting)):
+          self.assertEqual(repr(bound), repr(value), setting)
+
+  def test_runs_that_differ_in_the_order_of_a_mapping_are_different(self):
+    experiment = 'gin/experiments/quickstart_federated_dp.gin'
+    specs = {
+        name: tf.TensorSpec([2]) for name in ('a/w1', 'a/b', 'b/w3')
+    }
+    texts = []
+    for value, expected in (
+        ("{'/w[12]$': 1, '': 0}", [0.0, 1.0, 0.0]),
+        ("{'': 0, '/w[12]$': 1}", [0.0, 0.0, 0.0]),
+    ):
+      _bind(f'NOISE_FACTORS = {value}', gin_files=[experiment])
+      texts.append(config.text())
+      _bind(gin_files=[self.write(texts[-1].removeprefix(_HEAD))])
+      query = queries.PerLayerClipSumQuery(
+          specs,
+          l2_norm_clip=1.0,
+          noise_multiplier=0.0,
+          noise_factors=config.gin.query_parameter('%NOISE_FACTORS'),
+      )
+      self.assertEqual(query._factors, expected)  # pylint: disable=protected-access
+    first, second = texts
+    run = self.path('run')
+    with run_dir.RunDir(run, configuration=first) as folder:
+      asyncio.run(folder.state_manager.save({'a': 1}, 0))
+    run_dir.check_folder(run, configuration=first)
+    with self.assertRaisesRegex(ValueError, 'another configuration .*NOISE_FA'):
+      run_dir.check_folder(run, configuration=second)
+    self.assertNotEqual(*map(run_dir.config_digest, texts))
 
   @parameterized.named_parameters(
       (

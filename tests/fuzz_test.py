@@ -4,8 +4,8 @@ Each trial changes bytes of a good file, cuts, doubles or replaces them, and
 reads the file. Trials are seeded.
 """
 
-from collections.abc import Callable, Iterator
 import asyncio
+from collections.abc import Callable, Iterator
 import itertools
 import json
 import os

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 from typing import Any
 from unittest import mock
@@ -349,6 +350,72 @@ class QuickstartTest(cases.TestCase):
         found['loss'], results['dev_loss']['1'], places=4
     )
 
+  def test_clients_without_transcripts_train_with_noise(self):
+    self.train(
+        'seed',
+        TRAIN_DIR=repr(self.shards('public')),
+        NUM_STEPS=2,
+        EVALUATOR=None,
+        DROPOUT=0.05,
+    )
+    speakers = {'cai': 2, 'dee': 1, 'eve': 1}
+    fakes.write_split(self.path('unknown'), speakers, transcript='Grüße!')
+    fakes.write_examples(
+        self.path('none'),
+        [
+            example | {'transcript': None}
+            for client_id, count in speakers.items()
+            for example in fakes.examples(client_id, count)
+        ],
+    )
+    settings = dict(
+        INIT_FROM_RUN=repr(self.path('seed')),
+        NUM_ROUNDS=2,
+        COHORT_SIZE=3,
+        BUILD_COHORTS='@cohorts.fixed_size',
+        SUBSPACE_RANK=5,
+        TARGET_EPSILON=None,
+    )
+    seeds = dict(NOISE_SEED=1, SAMPLER_SEED=1)
+
+    def train(shards, **changes):
+      self.train(
+          'federated_pseudo',
+          PRIVATE_DIR=repr(shards),
+          **settings | dict(MIN_CONFIDENCE=0.0) | changes,
+      )
+      run = pathlib.Path(self.path('federated_pseudo'))
+      names, first, *_ = (run / 'metrics.csv').read_text().splitlines()
+      shutil.rmtree(run)
+      return {
+          name: value
+          for name, value in zip(names.split(','), first.split(','))
+          if name.startswith('not_private/') and name != 'not_private/seconds'
+      }
+
+    row = train(self.shards('private'), **seeds)
+    # All that the model says anything about are trained on.
+    self.assertEqual(
+        (row['not_private/num_utterances'], row['not_private/num_left_out']),
+        ('4.0', '0.0'),
+    )
+    # Losses and norms before the noise, which follows the corpus.
+    self.assertIn('not_private/signal_norm', row)
+    self.assertEqual(train(self.path('unknown'), **seeds), row)
+    # How many are left out is private, and not shown with secret keys.
+    self.assertEmpty(train(self.path('none')))
+    with self.assertRaisesRegex(ValueError, 'characters that are not tokens'):
+      train(self.path('unknown'), PSEUDO_LABELS=False)
+    with self.assertRaisesRegex(ValueError, 'compares with transcripts'):
+      self.train(
+          'federated_pseudo',
+          'gin/programs/private_evaluation_rounds.gin',
+          PRIVATE_DIR=repr(self.path('none')),
+          PRIVATE_EVALUATE_EVERY=1,
+          EVALUATION_NOISE_MULTIPLIER=1.0,
+          **settings,
+      )
+
   def test_a_subspace_is_what_clients_train(self):
     with mock.patch.object(
         client_update, 'build', side_effect=InterruptedError
@@ -383,8 +450,11 @@ class QuickstartTest(cases.TestCase):
         },
         {
             f'quickstart_federated_{name}'
-            # A subspace changes what is noised, not the mechanism.
-            for name in ('dp', 'subspace', 'distributed', *_CORRELATED)
+            # A subspace changes what is noised, pseudo-labels what is learned,
+            # not the mechanism.
+            for name in (
+                'dp', 'subspace', 'pseudo', 'distributed', *_CORRELATED
+            )
         },
     )
 

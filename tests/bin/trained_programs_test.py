@@ -101,7 +101,8 @@ class TrainedProgramsTest(absltest.TestCase):
       self.assertRegex(line, r'^central: step [12] of 2, loss ')
     self.assertRegex(
         self.decoded.stdout,
-        r'run: WER \d+\.\d\d %, CER .* % \(TER .* %\) of [\d,]+ words of 2',
+        r'run: WER \d+\.\d\d % \(\d+\.\d\d to \d+\.\d\d\), CER .* '
+        r'\(TER .* %\) of [\d,]+ words of 2',
     )
     for line in self.decoded.stderr.splitlines():
       self.assertRegex(line, r'^evaluate: utterance [1-5] of 5')

@@ -91,12 +91,11 @@ class AudioTest(cases.TestCase):
           self.assertAlmostEqual(
               np.argmax(spectrum) * 16000 / min(8000, len(found)), 440, delta=5
           )
-        if not subtype.startswith('DWVW'):  # libsndfile's seeking fails.
-          # Also a part of it, of the formats that cannot seek.
-          part = audio.read(
-              data.getvalue(), start_sec=0.02, duration_sec=0.05, channels=[0]
-          )
-          self.assertAlmostEqual(len(part), 800, delta=2)
+        # Also a part of it, of the formats that cannot seek.
+        part = audio.read(
+            data.getvalue(), start_sec=0.02, duration_sec=0.05, channels=[0]
+        )
+        self.assertAlmostEqual(len(part), 800, delta=2)
     self.assertGreater(written, 100)
 
   def test_mp3_without_its_length_is_read_to_its_end(self):
@@ -151,6 +150,15 @@ class AudioTest(cases.TestCase):
     np.testing.assert_array_equal(part, _tone()[1600:4800])
     with self.assertRaisesRegex(audio.AudioError, 'too long .more than 1,600'):
       audio.read(bytes(data), max_sec=0.1)
+
+  @parameterized.parameters(1, 1000, 1001, 3000)
+  def test_blocks_of_unknown_length_are_joined(self, count):
+    samples = np.arange(1, count + 1, dtype=np.int16)
+    data = bytearray(_encode(samples, container='FLAC'))
+    head = int.from_bytes(data[18:26], 'big')
+    data[18:26] = (head >> 36 << 36).to_bytes(8, 'big')
+    with mock.patch.object(audio, '_BLOCK_FRAMES', 1000):
+      np.testing.assert_array_equal(audio.read(bytes(data)), samples)
 
   def test_any_decoder_error_names_the_file(self):
     for error in (RuntimeError('odd'), MemoryError(), TypeError('odd')):
@@ -231,6 +239,29 @@ class AudioTest(cases.TestCase):
     pathlib.Path(playlist).write_text(f'#EXTM3U\n#EXTINF:1,\n{path}\n')
     with self.assertRaises(audio.AudioError):
       audio.read(playlist)
+
+  @parameterized.parameters(*_pairs())
+  def test_a_part_of_any_format_is_that_of_the_whole(self, container, subtype):
+    rate_hz = _FIXED_RATES.get(container, 16000)
+    # A sweep, of which no two parts are alike.
+    t = np.arange(rate_hz) / rate_hz
+    sweep = 0.5 * np.sin(2 * np.pi * (300 * t + 400 * t**2))
+    path = self.path('clip')
+    try:
+      soundfile.write(path, sweep, rate_hz, format=container, subtype=subtype)
+    except soundfile.SoundFileError:
+      self.skipTest('libsndfile only reads it')
+    for source in (path, pathlib.Path(path).read_bytes()):
+      whole = audio.read(source).astype(float)
+      for start_sec in (0.0, 0.55):
+        part = audio.read(source, start_sec=start_sec, duration_sec=0.4)
+        self.assertAlmostEqual(len(part), 6400, delta=2)
+        start = round(16000 * start_sec)
+        expected = whole[start : start + len(part)]
+        # Codecs that remember, and filters at the edges of resampled parts,
+        # differ a little; another place of the sweep has nothing in common.
+        similar = np.corrcoef(part[400:6000], expected[400:6000])[0, 1]
+        self.assertGreater(similar, 0.9, start_sec)
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'OGG', 'MP3')
   def test_a_part_is_that_of_the_whole(self, container):

@@ -70,6 +70,22 @@ class BucketsTest(parameterized.TestCase):
         found['utterance_id'], [b'u0', b'u1', b'', b'']
     )
 
+  def test_labels_longer_than_the_outputs_are_padded_and_not_cut(self):
+    # Kept by the published code's loss: 7 labels, 5 outputs.
+    batch = collections.OrderedDict(
+        features=tf.ones([1, 25, 3]),
+        feature_lengths=tf.constant([25]),
+        label_lengths=tf.constant([7]),
+        labels=tf.constant([[1, 2, 3, 1, 2, 3, 1]]),
+    )
+    padded = buckets_lib.LengthBuckets([0.2, 0.4]).pad(
+        batch, max_batch_frames=1000, output_lengths=lambda frames: frames // 8
+    )
+    np.testing.assert_array_equal(
+        padded['labels'], [[1, 2, 3, 1, 2, 3, 1]] + 3 * [[0] * 7]
+    )
+    np.testing.assert_array_equal(padded['label_lengths'], [7, 0, 0, 0])
+
   @parameterized.parameters([[]], [[0.0, 1.0]], [[2.0, 1.0]], [[1.0, 1.0]])
   def test_bad_boundaries_are_named(self, boundaries):
     with self.assertRaisesRegex(ValueError, 'boundaries_sec must be positive'):

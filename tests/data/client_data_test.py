@@ -155,6 +155,22 @@ class ClientDataTest(cases.TestCase):
       self.check_client(dataset, client_id)
     client_data.verify(data.corpus.path)
 
+  def test_speakers_of_one_recording_are_told_if_they_are_most(self):
+    counts = {'a': 1, 'b': 1, 'c': 9, 'd': 2}
+    for ids, is_told in ('abc', True), ('abcd', False), ('acd', False):
+      folder = fakes.write_split(self.path(ids), {i: counts[i] for i in ids})
+      warning = client_data.unit_warning(client_data.load(folder))
+      self.assertEqual('guarantee is per recording' in warning, is_told, ids)
+    # Some clients of a corpus.
+    few = client_data.load(folder, client_ids=['a'])
+    self.assertIn('guarantee is per recording', client_data.unit_warning(few))
+    self.assertEqual(
+        client_data.unit_warning(
+            tff.simulation.datasets.TestClientData({'a': {'x': [1]}})
+        ),
+        '',
+    )
+
   def test_durations_are_costs_and_need_no_shard(self):
     _write(self.folder)
     data = client_data.load(self.folder)
@@ -345,6 +361,22 @@ class ClientDataTest(cases.TestCase):
         f'Damaged, .*shard-0000{shard}[^,]*, with the clients {damaged}. Copy',
     ):
       client_data.verify(folder)
+
+  def test_files_besides_the_index_are_verified_where_they_are(self):
+    spoken = fakes.examples('a', 2)
+    fakes.write_examples(self.folder, [*spoken, spoken[0]])
+    for name in ('fingerprints.npy', 'dropped.tsv'):
+      path = os.path.join(self.folder, name)
+      for place in (0, 0.5, 1):
+        fakes.damage(path, place)
+        with self.assertRaisesRegex(
+            ValueError, rf'^Damaged, .*corpus.json: \S+{name}. Copy or write'
+        ):
+          client_data.verify(self.folder)
+        fakes.damage(path, place)
+        client_data.verify(self.folder)
+      os.remove(path)
+      client_data.verify(self.folder)
 
   def test_a_checksum_covers_the_whole_shard(self):
     # Several times what is read at once.

@@ -37,6 +37,7 @@ class IndexTest(cases.TestCase):
       clients: index.Clients,
       num_shards: int = 1,
       num_records: int | None = None,
+      **settings,
   ) -> None:
     shards = []
     for i in range(num_shards):
@@ -55,6 +56,7 @@ class IndexTest(cases.TestCase):
         encoding='pcm',
         characters='ba a',
         origin={'corpus': 'test'},
+        **settings,
     )
 
   @parameterized.parameters(1, 2, 7, 8, 1000)
@@ -137,6 +139,44 @@ class IndexTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'corpus.json is damaged .*deeply'):
       index.read(self.root)
 
+  def test_each_changed_byte_of_the_corpus_file_is_found(self):
+    self.write(_clients(2))
+    path = self.path(index.CORPUS_FILE)
+    good = pathlib.Path(path).read_bytes()
+    for place, byte in enumerate(good):
+      for bit in (place % 8, (place + 5) % 8):
+        changed = good[:place] + bytes([byte ^ 1 << bit]) + good[place + 1 :]
+        pathlib.Path(path).write_bytes(changed)
+        with self.assertRaisesRegex(
+            ValueError, 'corpus.json is (damaged|of format)'
+        ):
+          index.read(self.root)
+    pathlib.Path(path).write_bytes(good)
+    index.read(self.root)
+
+  def test_a_corpus_of_before_has_no_checksum_of_its_description(self):
+    self.write(_clients(2))
+    path = pathlib.Path(self.path(index.CORPUS_FILE))
+    content = json.loads(path.read_text())
+    del content['sha256']
+    path.write_text(json.dumps(content))
+    index.read(self.root)
+    # One that another entry took the place of is missed.
+    path.write_text(json.dumps(content | {'sha257': '0' * 64}))
+    with self.assertRaisesRegex(ValueError, 'does not have its checksum'):
+      index.read(self.root)
+
+  def test_further_files_have_checksums_too(self):
+    self.write(_clients(2), others={'more.txt': b'abc'})
+    self.assertEqual(pathlib.Path(self.path('more.txt')).read_bytes(), b'abc')
+    corpus = index.read(self.root).corpus
+    self.assertCountEqual(
+        corpus.files, [index.CLIENTS_FILE, index.OFFSETS_FILE, 'more.txt']
+    )
+    index.check_sha256(corpus, 'more.txt', b'abc')
+    with self.assertRaisesRegex(ValueError, 'more.txt does not have the chec'):
+      index.check_sha256(corpus, 'more.txt', b'abd')
+
   @parameterized.parameters(index.CLIENTS_FILE, index.OFFSETS_FILE)
   def test_damaged_missing_or_foreign_index_file(self, name):
     # Large enough to be read in parts.
@@ -157,6 +197,19 @@ class IndexTest(cases.TestCase):
     os.remove(path)
     with self.assertRaisesRegex(ValueError, f'{name} is missing'):
       index.read(self.root)
+
+  def test_blocks_of_the_table_do_not_change_it(self):
+    self.write(_clients(50))
+    expected = index.read(self.root).clients
+    size = os.path.getsize(self.path(index.CLIENTS_FILE))
+    size -= len('client_id\tshard\tfirst_record\tnum_utterances\tnum_samples\n')
+    # The table has one block, one and a byte more, three, and one a line.
+    for block in (size, size - 1, -(-size // 3), 1):
+      with mock.patch.object(index, '_BLOCK_BYTES', block):
+        found = index.read(self.root).clients
+      self.assertEqual(list(found.client_ids), list(expected.client_ids))
+      for one, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
 
   def test_made_up_clients_are_checked_as_those_that_are_written(self):
     self.write(_clients(3))
@@ -229,7 +282,7 @@ class IndexTest(cases.TestCase):
     path = pathlib.Path(self.path(index.CORPUS_FILE))
     corpus = json.loads(path.read_text())
     corpus['files'][name] = hashlib.sha256(content).hexdigest()
-    path.write_text(json.dumps(corpus))
+    index.write_corpus_file(self.root, corpus)
 
   @parameterized.parameters(0, 1, 2)
   def test_truncated_or_missing_shard(self, number):

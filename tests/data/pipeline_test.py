@@ -497,6 +497,22 @@ class PlaceholdersTest(parameterized.TestCase):
     self.assertEqual(found['repeat_too_short']['label_lengths'], 2)
     self.assertEqual(found['repeat_too_short']['feature_lengths'], 8)
 
+  def test_labels_that_are_kept_are_whole_in_buckets(self):
+    # 90 labels in 8 frames, which a bucket of .2 s pads to 20.
+    examples = _examples([('long', 1520, 'abc' * 30)])
+    whole, padded = (
+        next(
+            _pipeline(labels_too_long='kept', buckets=buckets)
+            .training_batches(examples, seed=tf.constant([1, 2]), num_epochs=1)
+            .as_numpy_iterator()
+        )
+        for buckets in (None, buckets_lib.LengthBuckets([0.2, 9.0]))
+    )
+    self.assertEqual(padded['features'].shape[1], 20)
+    self.assertEqual(padded['label_lengths'][0], 90)
+    np.testing.assert_array_equal(padded['labels'][0], whole['labels'][0])
+    self.assertLen(set(whole['labels'][0]), 3)
+
   def test_without_a_tokenizer_only_frames_count(self):
     found, left_out = self.train(tokenizer=None)
     self.assertEqual(left_out, {'no_frame', 'one_frame', 'too_long'})

@@ -67,6 +67,19 @@ class SchemaTest(parameterized.TestCase):
     ):
       self.assertEqual(set(features[name].numpy()), {value.encode()})
 
+  def test_a_record_without_a_transcript_has_an_empty_one(self):
+    records = []
+    for name in ('transcript', 'utterance_id'):
+      example = tf.train.Example.FromString(_serialize())
+      del example.features.feature[name]
+      records.append(example.SerializeToString())
+    features = schema.parse(tf.constant([_serialize(), records[0]]))
+    self.assertEqual(
+        features['transcript'].numpy().tolist(), ["it's a café".encode(), b'']
+    )
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'utterance_id'):
+      schema.parse(tf.constant(records))
+
   # The last one would fill the memory.
   @parameterized.product(
       encoding=schema.ENCODINGS, num_samples=(4001, 3999, 2**40), place=(0, 1)

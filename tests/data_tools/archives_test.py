@@ -50,6 +50,18 @@ class ArchivesTest(cases.TestCase):
           self.archive, split='dev', holds_split=lambda *unused: False
       )
 
+  def test_nothing_is_unpacked_through_a_link(self):
+    outside = os.path.dirname(self.evil)
+    with tarfile.open(self.archive, 'w') as tar:
+      tar.add(outside, 'dev')
+    os.mkdir(self.path('scratch'))
+    os.symlink(outside, self.path('scratch', 'dev.tar.partial'))
+    with self.assertRaisesRegex(ValueError, 'dev.tar.partial is in the way'):
+      self.find()
+    self.assertEmpty(os.listdir(outside))
+    os.remove(self.path('scratch', 'dev.tar.partial'))
+    self.find()
+
   def assert_refused(self, message: str) -> None:
     with self.assertRaisesRegex(
         ValueError, f'dev.tar cannot be unpacked into .*{message}'

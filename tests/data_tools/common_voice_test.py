@@ -63,7 +63,7 @@ class CommonVoiceTest(cases.TestCase):
     return [u.transcript for u in self.list(**settings).utterances]
 
   def test_a_client_is_a_client_id(self):
-    listed, problems, attributes = self.list()
+    listed, problems, attributes, _ = self.list()
     self.assertEqual(
         [(u.client_id, u.utterance_id, u.transcript) for u in listed],
         [

@@ -20,7 +20,7 @@ def _list_utterances(unused_source_dir, *, split):
           client_id=f'{split}-{speaker}',
           utterance_id=str(i),
           transcript='yes',
-          audio=lambda n=1600 * (speaker + 1): np.ones(n, np.int16),
+          audio=lambda n=1600 * (speaker + 1): np.arange(n, dtype=np.int16),
       )
       for speaker in range(6)
       for i in range(2)
@@ -145,8 +145,52 @@ class ConversionTest(cases.TestCase):
           written[f'dev.{part}']['dropped'].get('has no transcript', 0),
           int(part == 'public'),
       )
-    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+    with self.assertRaisesRegex(
+        ValueError,
+        'holds another corpus, with other --partition_seed, .*Pass --overwrite',
+    ):
       self.convert(partition=spec, partition_seed=2)
+
+  def test_speakers_without_anything_usable_are_dealt_to_no_part(self):
+    silent = lambda n=1600: np.zeros(n, np.int16)
+    missing = self.path('none.wav')
+
+    def list_utterances(source_dir, *, split):
+      listing = _list_utterances(source_dir, split=split)
+      broken = {'dev-0': silent, 'dev-1': missing, 'dev-2': None}
+      return listing._replace(utterances=[
+          dataclasses.replace(u, audio=broken[u.client_id] or u.audio,
+                              transcript='' if u.client_id == 'dev-2' else 'a')
+          if u.client_id in broken else u
+          for u in listing.utterances
+      ])
+
+    # With any seed, each part has one of the three who can be used.
+    for seed in range(1, 9):
+      written = self.convert(
+          list_utterances, splits=['dev'], partition='a=1,b=1,c=rest',
+          partition_seed=seed, overwrite=True,
+      )
+      self.assertEqual([s['num_clients'] for s in written.values()], [1, 1, 1])
+      self.assertCountEqual(
+          sum((self.speakers_of(f'dev.{part}') for part in 'abc'), []),
+          ['dev-3', 'dev-4', 'dev-5'],
+      )
+      # The others are reported once, with the first part.
+      self.assertEqual(written['dev.a']['dropped'], {
+          'is silent': 2, 'cannot be opened': 2, 'has an empty transcript': 2,
+          'has no transcript': 1,
+      } | written['dev.a']['dropped'])
+    with self.assertRaisesRegex(ValueError, 'asks for 4 .*there are 3'):
+      self.convert(list_utterances, splits=['dev'], partition='d=4')
+    # A file may name them.
+    pathlib.Path(self.path('named')).write_text('dev-0\ndev-4\n')
+    written = self.convert(
+        list_utterances, splits=['dev'],
+        partition=f'd=1,e=@{self.path("named")}',
+    )
+    self.assertEqual(self.speakers_of('dev.e'), ['dev-4'])
+    self.assertEqual(written['dev.e']['dropped'], {'is silent': 2})
 
   def test_bad_arguments_write_nothing(self):
     unreadable = 'splits holds .*NAME=A.B'

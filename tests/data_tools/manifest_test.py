@@ -7,6 +7,9 @@ import io
 import json
 import os
 import pathlib
+import re
+import shlex
+import sys
 import tempfile
 from unittest import mock
 
@@ -22,8 +25,11 @@ from data_tools import utterances
 from tests.bin import in_process
 from tests.bin import programs
 from tests import experiment_files
+from tff_asr import config
+from tff_asr import launch
 from tff_asr.data import audio
 from tff_asr.data import client_data
+from tff_asr.storage import run_dir
 
 try:
   import pyarrow
@@ -395,8 +401,8 @@ class ManifestTest(parameterized.TestCase):
       manifest.list_utterances(self.write('m.csv', text))
     (record,) = logs.records
     self.assertIn(
-        "speakers with names that differ only in case or spaces count as"
-        " different people: 'Ann', 'ann'; 'BOB B', 'Bob  B'.",
+        'speakers with names that differ only in case, spaces or the form of a'
+        " number count as different people: 'Ann', 'ann'; 'BOB B', 'Bob  B'. -",
         record.getMessage(),
     )
 
@@ -484,6 +490,180 @@ class ManifestTest(parameterized.TestCase):
         ['a/1.wav-100', 'a/1.wav', 'a/1.wav-200'],
     )
     self.assertEqual(listing.attributes, {'gender': {'ann': {'f', 'm'}}})
+
+  # As spreadsheets of countries with a decimal comma save it.
+  @parameterized.parameters('utf-8-sig', 'utf-16-le', 'utf-16-be')
+  def test_a_table_with_semicolons_and_decimal_commas_is_read(self, encoding):
+    text = (
+        'audio;speaker;text;offset;duration;channel\r\n'
+        'a/1.wav;ann;Grüß, x;0,05;0,1;0,0\r\n'
+        ';;;;;\r\n;;\r\n'
+        'b\\1.ogg;bob;"a; b";0,1;;1\r\n;;;;;\r\n'
+    )
+    data = text.encode(encoding)
+    if encoding != 'utf-8-sig':
+      data = '\ufeff'.encode(encoding) + data
+    (self.root / 'm.csv').write_bytes(data)
+    listing = manifest.list_utterances(str(self.root / 'm.csv'))
+    self.assertEmpty(listing.problems)
+    self.assertEqual(
+        [
+            (u.client_id, u.transcript, u.audio.path, u.audio.start_sec,
+             u.audio.duration_sec, u.audio.channels)
+            for u in listing.utterances
+        ],
+        [
+            ('ann', 'Grüß, x', f'{self.root}/a/1.wav', 0.05, 0.1, (0,)),
+            ('bob', 'a; b', f'{self.root}/b/1.ogg', 0.1, None, (1,)),
+        ],
+    )
+
+  def test_a_table_of_windows_says_how_to_convert_it(self):
+    (self.root / 'm.csv').write_bytes(
+        'audio;speaker;text\na/1.wav;ann;Grüß\n'.encode('cp1252')
+    )
+    with self.assertRaisesRegex(
+        ValueError, r'm.csv is not utf-8 after line \d, .*0xfc; .*-f CP1252 -t'
+    ):
+      manifest.list_utterances(str(self.root / 'm.csv'))
+
+  def test_a_file_is_found_by_other_forms_of_its_name(self):
+    names = ('Mu\u0308ller.wav', 'M\u00e4rz.wav', 'my file.wav', '50%20x.wav')
+    for name in names:
+      soundfile.write(self.root / name, _tone(0.1, 440), _RATE_HZ)
+    rows = [
+        ('M\u00fcller.wav', names[0]), ('Ma\u0308rz.wav', names[1]),
+        ('my%20file.wav', names[2]), ('50%20x.wav', names[3]),
+        ('.\\my file.wav', names[2]),
+        (f'file://{self.root}/my%20file.wav', names[2]),
+        (f'file:///{str(self.root)[1:]}/a/1.wav', 'a/1.wav'),
+    ]
+    path = self.write('m.jsonl', '\n'.join(
+        json.dumps({'audio': name, 'speaker': f's{i}', 'text': 'x'})
+        for i, (name, _) in enumerate(rows)
+    ))
+    found = [
+        os.path.relpath(problem_or.audio.path, self.root)
+        for problem_or in manifest.list_utterances(
+            self.write('n.jsonl', pathlib.Path(path).read_text())
+        ).utterances
+    ]
+    # Two speakers have 'my file.wav' as a whole, so all three are left out.
+    self.assertEqual(found, [names[0], names[1], names[3], 'a/1.wav'])
+    for outside in ('file:///etc/passwd', '%2E%2E/x.wav'):
+      (self.root.parent / 'x.wav').touch()
+      self.addCleanup((self.root.parent / 'x.wav').unlink, missing_ok=True)
+      with self.assertRaisesRegex(ValueError, 'outside of'):
+        manifest.list_utterances(self.write('m.jsonl', json.dumps(
+            {'audio': outside, 'speaker': 'ann', 'text': 'x'}
+        )))
+
+  @parameterized.parameters(
+      ('m.tsv', 'offset', '1.5 s', "offset: found '1.5 s', not seconds such"),
+      # Where commas divide columns it may be a thousand.
+      ('m.csv', 'offset', '1,500', "unusable offset: found '1,500', not sec"),
+      ('m.tsv', 'channel', 'left', r"or a list as \[0, 1\]\): found 'left'"),
+      ('m.tsv', 'sampling_rate', '16k', "rate: found '16k', not Hz"),
+      ('m.tsv', 'end', '0,0', 'end: found .0.0., with offset 0.0 and duration'),
+      ('m.tsv', 'audio', 'https://x.org/1.wav',
+       "has audio at an address: found 'https://x.org/1.wav'; download"),
+  )
+  def test_unusable_values_are_shown(self, name, column, value, message):
+    row = {'audio': 'a/1.wav', 'speaker': 'ann', 'text': 'x'} | {column: value}
+    table = io.StringIO()
+    csv.writer(table, delimiter=',' if name == 'm.csv' else '\t').writerows(
+        [row.keys(), row.values()]
+    )
+    listing = manifest.list_utterances(self.write(name, table.getvalue()))
+    (problem,) = listing.problems
+    self.assertRegex(problem.detail, f'm..sv, line 2: .*{message}')
+    # Those with other values are counted together.
+    self.assertNotIn(value, problem.reason)
+
+  def test_lists_of_json_are_read(self):
+    rows = [
+        {'audio': name, 'speaker': speaker, 'text': text}
+        for name, speaker, text in _ROWS
+    ]
+    for indent in (None, 2):
+      self.check_listing(manifest.list_utterances(
+          self.write('m.json', json.dumps(rows, indent=indent))
+      ))
+    listing = manifest.list_utterances(
+        self.write('m.json', json.dumps([rows[0], 5, rows[1]]))
+    )
+    self.assertLen(listing.utterances, 2)
+    self.assertEqual(
+        [p[1:3] for p in listing.problems],
+        [('object 2', 'has a line that cannot be read')],
+    )
+    # Longer than a line of other files may be.
+    rows = rows + [rows[0] | {'speaker': 'eve', 'text': 'x' * 1_100_000}]
+    listing = manifest.list_utterances(
+        self.write('m.json', json.dumps(rows))
+    )
+    self.assertLen(listing.utterances, 3)
+    with self.assertRaisesRegex(ValueError, 'm.json is not valid JSON'):
+      manifest.list_utterances(self.write('m.json', '[{"audio": 1},\n{]'))
+
+  def test_an_id_of_kaldi_that_stands_twice_is_refused(self):
+    for name, first, second in (
+        ('wav.scp', 'a/1.wav a/1.wav', 'a/1.wav b/1.ogg'),
+        ('text', 'a/1.wav x', 'a/1.wav y'),
+        ('utt2spk', 'a/1.wav ann', 'a/1.wav bob'),
+    ):
+      with self.assertRaisesRegex(
+          ValueError, f'{name}, line 2: a/1.wav stands there a second time'
+      ):
+        manifest.list_utterances(
+            self.write_kaldi(**{name: f'{first}\n{second}'})
+        )
+    # The same line twice says nothing else.
+    self.check_listing(manifest.list_utterances(
+        self.write_kaldi(text='\n'.join(
+            f'{r[0]} {r[2]}' for r in [_ROWS[0], *_ROWS]
+        )),
+        audio_dir=str(self.root),
+    ))
+
+  def test_spellings_of_a_speaker_are_told_or_merged(self):
+    names = ['Agent 00', 'agent  00', '7', '007', '7.0', 'Bob', '70']
+    paths = []
+    for i, part in enumerate((names[:4], names[4:])):
+      rows = [{'speaker': name, 'text': 'x'} for name in part]
+      for row in rows:
+        row['audio'] = f'{row["speaker"]}.wav'
+      paths.append(self.write(f'{i}.jsonl', '\n'.join(map(json.dumps, rows))))
+    # pandas makes numbers of a column with gaps; a gap is no speaker.
+    paths.append(self.write(
+        '2.jsonl', '{"audio": "8.wav", "text": "x", "speaker": 7.0}\n'
+        '{"audio": "9.wav", "text": "x", "speaker": NaN}',
+    ))
+
+    def speakers(**settings):
+      listings = [
+          manifest.list_utterances(path, **settings) for path in paths
+      ]
+      self.assertEqual(
+          [p.reason for each in listings for p in each.problems],
+          ['has no speaker'],
+      )
+      return [u.client_id for each in listings for u in each.utterances]
+
+    with self.assertLogs(level='WARNING') as logs:
+      found = speakers(spellings={})
+    self.assertEqual(found, [*names, '7.0'])
+    self.assertIn(
+        "different people: '007', '7'; 'Agent 00', 'agent  00'. --merge_speak",
+        logs.output[0],
+    )
+    # A spelling of the first file.
+    self.assertIn("'007', '7', '7.0'", logs.output[1])
+    with self.assertNoLogs(level='WARNING'):
+      found = speakers(spellings={}, merges_speakers=True)
+    self.assertEqual(
+        found, ['Agent 00'] * 2 + ['7'] * 3 + ['Bob', '70', '7']
+    )
 
   def test_rows_that_say_too_little_are_problems(self):
     rows = [
@@ -581,6 +761,36 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(found, {'train': ['ışık'], 'dev': ['ş']})
     self.assertEqual(characters, " '-kış".replace('ış', 'ış'))
 
+  def test_changes_have_an_example_and_brackets_leave_a_row_out(self):
+    characters, found, listings = self.converted(
+        '[Lachen] Hallo.Wie geht es', 'Ja (leise)', keeps=False
+    )
+    self.assertEqual(characters, " '-aeghilostw")
+    self.assertEqual(found, {'train': ['hallo wie geht es'], 'dev': []})
+    self.assertEqual(listings['train'].examples, {
+        f'transcripts {kind}': (
+            "'[Lachen] Hallo.Wie geht es' becomes 'hallo wie geht es'"
+        )
+        for kind in (
+            'had tags in brackets removed',
+            'had words separated at marks without a space',
+        )
+    })
+    (problem,) = listings['dev'].problems
+    self.assertEqual(
+        problem.reason, 'has brackets around what may be said or not'
+    )
+    self.assertRegex(problem.detail, r"1: 'Ja \(leise\)' has .*; write sounds")
+
+  def test_turkish_letters_without_their_lower_case_are_told(self):
+    with self.assertLogs(level='WARNING') as logs:
+      self.converted('Işık ılık', 'ja', keeps=False)
+    self.assertIn('--casing=tr', logs.output[-1])
+    with self.assertNoLogs(level='WARNING'):
+      self.converted(
+          'abcdefghijklmnopqrstuvwxyzı', 'ja', keeps=False, language='tr'
+      )
+
   def test_letters_that_happen_to_be_missing_are_named(self):
     pangram = 'Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich'
     with self.assertLogs(level='WARNING') as logs:
@@ -659,8 +869,9 @@ class ManifestTest(parameterized.TestCase):
     self.assertNotIn('TEST_DIR', text)
     # The experiment takes more clients a round than there are.
     self.assertIn(
-        f'own_recordings_whisper.gin --gin_file={self.root}/data/corpus.gin'
-        ' --gin_param="COHORT_SIZE = 2"\n',
+        f'own_recordings_whisper.gin \\\n'
+        f'      --gin_file={self.root}/data/corpus.gin \\\n'
+        '      --gin_param="COHORT_SIZE = 2"\n',
         finished.stdout,
     )
     for name in ('own_recordings', 'own_recordings_whisper'):
@@ -675,8 +886,9 @@ class ManifestTest(parameterized.TestCase):
     )
     self.assertRegex(
         finished.stdout,
-        r'public .*: python bin/train_central.py --gin_file=.*\n.*'
-        r'private .*: python bin/train_federated.py .*INIT_FROM_RUN',
+        r'(?s)public .*:\n  python bin/train_central.py --output_dir=runs/publ'
+        r'.*few NOT PRIVATE .*:\n  python bin/train_federated.py .*INIT_FROM_RU'
+        r'''N = 'runs/public'".*COHORT_SIZE = 3"''',
     )
     finished = in_process.run(
         'data_tools.manifest', f'--manifest={manifest_path}', '--workers=0',
@@ -687,6 +899,76 @@ class ManifestTest(parameterized.TestCase):
         f'--manifest={manifest_path}', '--partition=train=rest', '--overwrite'
     )
     self.assertIn('To train, add a dev split', finished.stdout)
+
+  @parameterized.parameters(
+      (5, []),
+      (2, ['--partition=train=1,dev=1']),
+      (7, ['--partition=public=2,private=rest,dev=1,test=1']),
+  )
+  def test_printed_commands_are_whole(self, count, arguments):
+    finished = self.convert(
+        f'--manifest={self.write_speakers(count)}', *arguments
+    )
+    self.assertEqual(finished.code, 0, finished.stderr)
+    for line in finished.stdout.splitlines():
+      self.assertLessEqual(len(line.replace(str(self.root), '')), 150, line)
+    joined = finished.stdout.replace(' \\\n', ' ')
+    commands = [
+        shlex.split(line)
+        for line in joined.splitlines() if line.startswith('  python ')
+    ]
+    self.assertEqual(joined.count('python '), len(commands))
+    self.assertLen(commands, 2 if 'public' in ' '.join(arguments) else 1)
+    for _, program, *given in commands:
+      values = lambda flag, given=given: [
+          each.partition('=')[2] for each in given if each.startswith(flag)
+      ]
+      self.assertLen(values('--output_dir'), 1)
+
+      def parse(*unused_arguments, **unused_options):
+        launch._parse_flags(sys.argv)  # pylint: disable=protected-access
+
+      with mock.patch.object(launch, 'run', parse):
+        parsed = in_process.run(program, *given)
+      self.assertEqual((parsed.code, parsed.stderr), (0, ''))
+      paths = values('--gin_file')
+      config.bind(
+          experiment_files.program(paths[0]),
+          gin_files=paths,
+          gin_params=values('--gin_param'),
+      )
+      (cohort_size,) = re.findall(r'COHORT_SIZE = (\d+)', config.text()) or [0]
+      self.assertLessEqual(int(cohort_size), count)
+
+  def test_speakers_of_one_recording_are_said_to_be_no_people(self):
+    told = 'train: most speakers have one recording: unless each is a different'
+    path = self.write_speakers(6)
+    self.assertIn(told, self.convert(f'--manifest={path}').stdout)
+    # Half of the four in train have two.
+    rows = pathlib.Path(path).read_text().splitlines()
+    for i in range(6):
+      soundfile.write(self.root / f'{i}b.wav', _tone(1, 300 + i), _RATE_HZ)
+    more = [row.replace('.wav', 'b.wav') for row in rows[1:]]
+    path = self.write('n.tsv', '\n'.join([*rows, *more]))
+    finished = self.convert(f'--manifest={path}', '--overwrite')
+    self.assertEqual(finished.code, 0)
+    self.assertNotIn('one recording', finished.stdout)
+
+  def test_silent_recordings_are_left_out_with_the_first_named(self):
+    path = self.write_speakers(12)
+    soundfile.write(self.root / '3.wav', np.zeros([16000, 2]), 16000)
+    with open(path, 'a', encoding='utf-8') as f:
+      f.write('\n1.wav\ts1\t(hm)')
+    finished = self.convert(f'--manifest={path}', '--max_dropped=1')
+    self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertRegex(finished.stdout, r'train: left out, is silent: 1 \(see')
+    self.assertRegex(
+        finished.stdout,
+        r"said or not: 1 \(see dropped.tsv\). Such as: utterance 1.wav: '\(hm",
+    )
+    self.assertRegex(
+        finished.stdout, r"lost digits: \d+. Such as: 'Ja, \d.' becomes 'ja'\n"
+    )
 
   @parameterized.parameters((1, '1 speaker,'), (2, '2 speakers,'))
   def test_too_few_speakers_end_in_a_line_that_says_what_to_do(
@@ -742,9 +1024,17 @@ class ManifestTest(parameterized.TestCase):
         '.*no.wav',
     )
     self.assertTrue((self.root / 'data/train/corpus.json').exists())
-    text = (self.root / 'data/corpus.gin').read_text()
-    self.assertIn('TRAIN_DIR', text)
-    self.assertNotIn('DEV_DIR', text)
+    # Nor does one of before stay, whose folders are others.
+    self.assertFalse((self.root / 'data/corpus.gin').exists())
+    soundfile.write(self.root / 'no.wav', _tone(1, 100), _RATE_HZ)
+    self.assertEqual(
+        self.convert(f'--manifest=dev={dev},train={path}').code, 0
+    )
+    self.assertTrue((self.root / 'data/corpus.gin').exists())
+    (self.root / 'no.wav').unlink()
+    finished = self.convert(f'--manifest=dev={dev},train={path}', '--overwrite')
+    self.assertEqual(finished.code, 1)
+    self.assertFalse((self.root / 'data/corpus.gin').exists())
 
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
     path = self.write_speakers(9)
@@ -783,6 +1073,11 @@ class ManifestTest(parameterized.TestCase):
     )
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertIn('NOT PRIVATE', finished.stdout)
+    report = (run / run_dir.PRIVACY_REPORT).read_text()
+    self.assertIn(
+        'twice the privacy loss; most speakers have one recording: unless each',
+        ' '.join(report.split()),
+    )
     transcribed = in_process.run(
         'bin/transcribe.py', f'--run={run}', '--format=json',
         str(self.root / 'b/2.mp3'),

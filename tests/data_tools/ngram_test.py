@@ -79,6 +79,25 @@ class NGramTest(cases.TestCase):
       found = {line.split('\t')[1] for line in unigrams.splitlines()}
       self.assertEqual(found, {'<unk>', '<s>', '</s>', *words})
 
+  def test_changes_of_lines_are_counted_as_the_manifest_counts_them(self):
+    text = self.path('public.txt')
+    pathlib.Path(text).write_text(
+        'is 66610, and it\nIS it?Yes\nso (he said)\nIŞIK\n'
+    )
+    finished = self.run_it(text, arguments=('--order=2', '--casing=tr'))
+    self.assertEqual((finished.code, finished.stderr), (0, ''))
+    self.assertEqual(finished.stdout.splitlines()[1:], [
+        "public.txt: lines had words separated at marks without a space: 1, as"
+        " 'IS it?Yes' becomes 'ıs it yes'",
+        'public.txt: lines left out, has brackets around what may be said or'
+        " not: 1, as 'so (he said)'",
+        "public.txt: lines lost digits: 1, as 'is 66610, and it' becomes 'is"
+        " and it'",
+    ])
+    written = pathlib.Path(self.path('lm.arpa')).read_text()
+    for word, is_there in (('ışık', 1), ('yes', 1), ('said', 0)):
+      self.assertEqual(f'\t{word}' in written, bool(is_there), word)
+
   def test_texts_are_joined_and_pruned(self):
     text = self.path('public.txt')
     pathlib.Path(text).write_text('one two\none two\none three\n')
@@ -157,7 +176,7 @@ class NGramTest(cases.TestCase):
     arguments = (
         '--order=2', f'--private_input={private}', f'--run={run}',
         # Nearly no noise.
-        '--epsilon=5000',
+        '--epsilon=5000', '--allow_not_private',
     )
     finished = self.run_it(public, arguments=arguments)
     self.assertEqual((finished.code, finished.stderr), (0, ''))
@@ -173,6 +192,7 @@ class NGramTest(cases.TestCase):
         (facts['text'], facts['epsilon'], facts['ledger'][0]),
         ('fake train.private', 5000, 4),
     )
+    self.assertStartsWith(facts['verdict'], 'NOT PRIVATE: epsilon is ')
     self.run_it(public)
     public_only = pathlib.Path(self.path('lm.arpa')).read_text()
     self.assertNotEqual(text.splitlines()[1:], public_only.splitlines()[1:])

@@ -40,6 +40,25 @@ class PartialSplitTest(cases.TestCase):
         partial.commit(entry, files=[name])
       partial.move_into_place()
 
+  def test_links_lead_to_no_other_file_or_folder(self):
+    other = pathlib.Path(self.root) / 'other'
+    other.mkdir()
+    (other / 'file').write_text('as it was')
+    partial = pathlib.Path(self.root) / '.split.partial'
+    partial.symlink_to(other)
+    with self.assertRaisesRegex(ValueError, '.split.partial is a link'):
+      self.write()
+    partial.unlink()
+    partial.mkdir()
+    (partial / 'shard-0').symlink_to(other / 'file')
+    (partial / 'journal.jsonl').symlink_to(other / 'file')
+    with self.assertRaisesRegex(ValueError, 'journal.jsonl is a link or no re'):
+      self.write()
+    (partial / 'journal.jsonl').unlink()
+    self.write()
+    self.assertEqual([path.name for path in other.iterdir()], ['file'])
+    self.assertEqual((other / 'file').read_text(), 'as it was')
+
   def killed_write(self, number: int) -> bool:
     """Like `write`, killed at a call; whether it was."""
     calls = itertools.count()

@@ -158,6 +158,122 @@ class CommonVoiceTextTest(parameterized.TestCase):
     self.assertEqual(changes, [text_lib.TRANSLITERATED])
 
 
+# A transcript as people write it, in what language, what it becomes, and which
+# changes are counted.
+_WRITTEN = [
+    # English.
+    ('en', 'Hello.How are you?', 'hello how are you', [text_lib.SEPARATED]),
+    ('en', 'foo_bar and/or', 'foo bar and or', [text_lib.SEPARATED]),
+    ('en', 'well--known, well-known', 'well known well-known',
+     [text_lib.SEPARATED]),
+    ('en', '-no wait- - th- yes', 'no wait th yes', []),
+    ('en', "She said 'stop' now", 'she said stop now', [text_lib.QUOTES]),
+    ('en', '‘Stop!’, he said.', 'stop he said', [text_lib.QUOTES]),
+    ('en', "``Stop'' he said", 'stop he said', [text_lib.QUOTES]),
+    ('en', "it's James’ dog, 'tis", "it's james' dog 'tis", []),
+    ('en', "James'. It’s. O＇Neil", "james' it's o'neil", []),
+    ('en', "the ' end, '' too", 'the end too', [text_lib.QUOTES]),
+    ('en', '[laughter] ok', 'ok', [text_lib.TAGS]),
+    ('en', 'so {um} <noise> [[cough]] <i>yes</i>', 'so yes', [text_lib.TAGS]),
+    ('en', 'a < b', 'a b', [text_lib.LOST_SYMBOLS]),
+    ('en', ':) ok ( )', 'ok', []),
+    ('en', 'is 66610, and it', 'is and it', [text_lib.LOST_DIGITS]),
+    ('en', "the '90s", 'the s', [text_lib.LOST_DIGITS]),
+    ('en', 'AT&T', 'at t', [text_lib.LOST_SYMBOLS, text_lib.SEPARATED]),
+    ('en', 'co\u00adop\u200b \u202aok\ufe0f', 'coop ok', [text_lib.INVISIBLE]),
+    # German.
+    ('de', 'Hallo.Wie geht es', 'hallo wie geht es', [text_lib.SEPARATED]),
+    ('de', 'Ja,nein', 'ja nein', [text_lib.SEPARATED]),
+    ('de', 'z.B. E-Mail', 'z b e-mail', [text_lib.SEPARATED]),
+    ('de', '‚Halt!‘, „rief“ »er« Ein- und Ausgang',
+     'halt rief er ein und ausgang', [text_lib.QUOTES]),
+    # French.
+    ('fr', 'L’été, où est-ce\u202f? « Aujourd’hui »',
+     "l'été où est-ce aujourd'hui", []),
+    ('fr', 'Oui…non', 'oui non', [text_lib.SEPARATED]),
+    # Turkish.
+    ('tr', "IŞIK,İstanbul'da", "ışık istanbul'da", [text_lib.SEPARATED]),
+    # Arabic: tatweel, marks of direction, its own punctuation and digits.
+    ('ar', 'مرحبـــا', 'مرحبا', [text_lib.TATWEEL]),
+    ('ar', 'نعم،لا؟', 'نعم لا', [text_lib.SEPARATED]),
+    ('ar', '\u200fنعم ٣', 'نعم', [text_lib.INVISIBLE, text_lib.LOST_DIGITS]),
+    # Hindi: vowel signs and viramas are no marks between words.
+    ('hi', 'नमस्ते।आप कैसे हैं?', 'नमस्ते आप कैसे हैं', [text_lib.SEPARATED]),
+    ('hi', "उसने 'नमस्ते' कहा [हँसी]", 'उसने नमस्ते कहा',
+     [text_lib.QUOTES, text_lib.TAGS]),
+    # Chinese has no spaces, and gets none.
+    ('zh', '你好，世界。', '你好世界', []),
+    ('zh', '你好——世界，ok.yes', '你好世界 ok yes', [text_lib.SEPARATED]),
+    ('zh', '二〇二四 「好」 【笑】', '二〇二四 好', [text_lib.TAGS]),
+    # Catalan, Hebrew.
+    ('ca', 'col·lecció', 'collecció', []),
+    ('he', 'צה״ל', 'צהל', []),
+]
+
+
+class WrittenTextTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_WRITTEN)
+  def test_what_people_write(self, language, text, expected, kinds):
+    letters = text_lib.letters_of(
+        list(text_lib.cleaned([text])), language=language
+    )
+    found, changes = text_lib.normalize_written(
+        text, letters=letters, language=language
+    )
+    self.assertEqual(found, expected)
+    self.assertCountEqual(changes, kinds)
+    # The letters are those of the words, and of nothing that was taken out.
+    self.assertEqual(
+        letters, ''.join(sorted(set(expected) - set(" '-")))
+        if language != 'en' else letters,
+    )
+    again, changes = text_lib.normalize_written(
+        expected, letters=letters, language=language
+    )
+    self.assertEqual((again, changes), (expected, []))
+
+  @parameterized.parameters(
+      '(laughs) ok', 'He came (as always) late', 'he came（总是）late',
+      '((I think)) so', 'Schüler(innen)', 'wo[r]d', 'ok[laughter]', '{b}c',
+  )
+  def test_what_may_be_said_or_not_is_refused(self, text):
+    with self.assertRaisesRegex(
+        text_lib.BracketsError, 'has brackets around what may be said or not'
+    ):
+      text_lib.clean(text)
+    self.assertEmpty(list(text_lib.cleaned([text])))
+
+  def test_text_files_are_counted_with_the_shortest_example(self):
+    found, changes = text_lib.sentences(
+        ['Is 66610, and it', 'is 5', '', 'Yes (no)', '[hm]'], normalises=True
+    )
+    self.assertEqual(found, ['is and it', 'is'])
+    self.assertEqual(changes.remarks('x.txt'), [
+        "x.txt: lines had tags in brackets removed: 1, as '[hm]' becomes ''",
+        'x.txt: lines left out, has brackets around what may be said or not: 1,'
+        " as 'Yes (no)'",
+        "x.txt: lines lost digits: 2, as 'is 5' becomes 'is'",
+    ])
+    # As data_tools.manifest, given the letters and the language.
+    self.assertEqual(
+        text_lib.sentences(
+            ['IŞIK é'], normalises=True, alphabet='ışk', language='tr'
+        )[0],
+        ['ışık'],
+    )
+    kept, changes = text_lib.sentences(['Is  5', ''], normalises=False)
+    self.assertEqual((kept, changes.remarks('x')), (['Is 5'], []))
+
+  def test_tatweel_is_no_letter_of_common_voice(self):
+    letters = text_lib.letters_of(['مرحبـا'])
+    self.assertNotIn('ـ', letters)
+    self.assertEqual(
+        text_lib.normalize_common_voice('مرحبـا', letters=letters),
+        ('مرحبا', [text_lib.TATWEEL]),
+    )
+
+
 class EnglishTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -1,5 +1,6 @@
 """Tests of tff_asr.decoding.language_model."""
 
+import gzip
 import importlib.util
 import itertools
 import math
@@ -291,10 +292,70 @@ class LanguageModelTest(cases.TestCase):
         [each[:3] for each in expected.words],
     )
 
+  @needs_packages
+  @parameterized.parameters('AC', 'ab AC', 'ac')
+  def test_a_hotword_has_the_case_of_the_tokens_and_may_be_a_phrase(self, word):
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (0.0, -3.0)
+    search = dict(hotword_weight=12.0)
+    found = self.build(search=search | {'hotwords': [word]})(logits)[0].text
+    # A phrase prefers either word.
+    self.assertEqual(found, 'ab' if ' ' in word else 'ac')
+    upper = language_model_lib.BeamSearch(
+        None, tokens=' ABC', hotwords=['ac'], **search
+    )
+    self.assertEqual(upper(logits)[0].text, 'AC')
+
+  @needs_packages
   @parameterized.parameters(
-      ('ad', "'ad' must be one word of the .* without 'd'"),
-      ('a b', "'a b' must be one word"),
-      ('', "'' must be one word"),
+      (ARPA.replace('ab', 'AB').replace('ac', 'AC'), ' abc',
+       "write 0% of the words of .*words.arpa, and not 'AB', 'AC'; they are in "
+       'another case: write the file in lower case'),
+      (ARPA, ' ABC', 'another case: write the file in upper case'),
+      (ARPA.replace('ab', 'аб').replace('ac', 'ас'), ' abc',
+       "not 'аб', 'ас'; they are of another script or language"),
+  )
+  def test_a_model_of_other_words_is_refused_with_the_cause(
+      self, text, tokens, message
+  ):
+    for name in ('words.arpa', 'words.arpa.gz'):
+      self.path = os.path.join(self.root, name)
+      opened = gzip.open if name.endswith('gz') else open
+      with opened(self.path, 'wt', encoding='utf-8') as file:
+        file.write(text)
+      with self.assertRaisesRegex(
+          ValueError, message.replace('.arpa,', r'.arpa\S*,')
+      ):
+        self.build(tokens=tuple(tokens))
+
+  @needs_packages
+  def test_a_model_of_which_half_can_be_written_is_taken(self):
+    pathlib.Path(self.path).write_text(ARPA.replace('ac', 'AC'))
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = logits[1, 2] = 0.0
+    self.assertEqual(self.build()(logits)[0].text, 'ab')
+
+  @needs_packages
+  def test_a_compressed_model_is_the_same(self):
+    logits = np.full([2, 5], -20.0, np.float32)
+    logits[0, 1] = 0.0
+    logits[1, 2:4] = (-0.1, 0.0)
+    comment = '# {"text": "AN4 public"}\n'
+    pathlib.Path(self.path).write_text(comment + ARPA)
+    plain = self.build(alpha=1.0)
+    self.path += '.gz'
+    with gzip.open(self.path, 'wt', encoding='utf-8') as file:
+      file.write(comment + ARPA)
+    packed = self.build(alpha=1.0)
+    self.assertEqual(packed(logits), plain(logits))
+    self.assertEqual(packed(logits)[0].text, 'ab')
+    self.assertEqual(packed.describe()['text'], 'AN4 public')
+
+  @parameterized.parameters(
+      ('ad', "'ad' must be of the tokens' characters, without 'd'"),
+      ('a BD', "'a BD' must be of the tokens' characters, without 'd'"),
+      ('', "'' must be of the tokens' characters"),
   )
   def test_bad_hotwords(self, hotword, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -1,6 +1,7 @@
 """Tests of tff_asr.execution.dataset_loops."""
 
 import collections
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -8,9 +9,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import logical_devices
 from tests.execution import toys
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
+from tff_asr.execution import native
 
 _FLOATS = tff.SequenceType(np.float32)
 
@@ -125,6 +128,174 @@ class ResultTest(parameterized.TestCase):
     ).batch(4)  # A batch of 4, and one of 1.
     found = _run(sum_parts, tf.data.experimental.to_variant(dataset))
     self.assertEqual(found, [15.0, 10.0])
+
+
+def _digits(dataset: tf.data.Dataset) -> tf.Tensor:
+  """A number that depends on the order of a dataset of int64."""
+  return dataset.reduce(
+      np.int64(1), lambda state, value: (31 * state + value) % 1_000_003
+  )
+
+
+def _shuffled(**settings: bool) -> tf.data.Dataset:
+  return tf.data.Dataset.range(20).shuffle(20, seed=7, **settings)
+
+
+def _twice(dataset: tf.data.Dataset):
+  return _digits(dataset), _digits(dataset)
+
+
+def _derived():
+  dataset = _shuffled()
+  return (
+      _digits(dataset.map(lambda value: value + 1).filter(lambda x: x > 3)),
+      _digits(dataset),
+      _digits(dataset.map(lambda value: value + 1)),
+  )
+
+
+def _reversed():
+  return _twice(_shuffled())[::-1]
+
+
+def _second_alone():
+  return _twice(_shuffled())[1]
+
+
+def _with_a_random_op():
+  return _shuffled().map(
+      lambda value: value + tf.random.uniform([], 0, 100, tf.int64, seed=3)
+  )
+
+
+def _function_twice():
+  dataset, function = _shuffled(), tf.function(_digits)
+  return function(dataset), function(dataset)
+
+
+def _nested_functions():
+  inner, dataset = tf.function(_digits), _shuffled()
+
+  @tf.function
+  def outer(dataset):
+    return inner(dataset), _twice(dataset.map(lambda value: value + 1))
+
+  return outer(dataset), inner(dataset)
+
+
+def _shuffled_in_a_function():
+  return tf.function(lambda: _twice(_shuffled()))()
+
+
+def _loop():
+  @tf.function
+  def loop(dataset):
+    total = np.int64(0)
+    for _ in tf.range(3):
+      total = 7 * total + _digits(dataset)
+    return total
+
+  dataset = _shuffled()
+  return loop(dataset), _digits(dataset)
+
+
+def _nested_reductions():
+  dataset = _shuffled()
+  return _digits(dataset), tf.data.Dataset.range(3).reduce(
+      np.int64(1), lambda state, _: (7 * state + _digits(dataset)) % 1_000_003
+  )
+
+
+def _single_element():
+  dataset = _shuffled()
+  return dataset.batch(20).get_single_element(), *_twice(dataset)
+
+
+_PROGRAMS = dict(
+    one_dataset=lambda: _twice(_shuffled()),
+    one_order=lambda: _twice(_shuffled(reshuffle_each_iteration=False)),
+    repeated=lambda: _twice(_shuffled().repeat(3)),
+    random_op=lambda: _twice(_with_a_random_op()),
+    derived=_derived,
+    results_reversed=_reversed,
+    second_alone=_second_alone,
+    function_twice=_function_twice,
+    nested_functions=_nested_functions,
+    shuffled_in_a_function=_shuffled_in_a_function,
+    loop=_loop,
+    nested_reductions=_nested_reductions,
+    single_element=_single_element,
+)
+_NUM_CALLS = 40
+
+
+@functools.lru_cache
+def _build_native():
+  return native.build_sync_context(trust_network=True)
+
+
+def tearDownModule():  # pylint: disable=invalid-name
+  native.stop()
+  _build_native.cache_clear()
+
+
+@logical_devices.absent
+class OwnProcessTest(logical_devices.OwnProcessTestCase):
+  MODULE = 'tests.execution.dataset_loops_test'
+
+
+@logical_devices.needed
+class ShuffleTest(parameterized.TestCase):
+
+  def results(self, context, call, num_calls=_NUM_CALLS) -> set[str]:
+    """The different results of calls in a context."""
+    with tff.framework.get_context_stack().install(context):
+      return {
+          str([np.asarray(each).tolist() for each in tf.nest.flatten(call())])
+          for _ in range(num_calls)
+      }
+
+  @parameterized.named_parameters(_PROGRAMS.items())
+  def test_every_call_has_native_s_result(self, program):
+    comp = tff.tensorflow.computation(program)
+    expected = self.results(_build_native(), comp)
+    self.assertLen(expected, 1)
+    self.assertEqual(self.results(toys.build_context(), comp), expected)
+
+  def test_so_have_clients_on_several_devices(self):
+    @tff.tensorflow.computation(np.int64)
+    def from_graph(number):
+      return [number * each for each in _twice(_shuffled().repeat(2))]
+
+    @tff.tensorflow.computation(np.int64)
+    def from_function(number):
+      # Both read one generator: TFF's worker lets chance decide which is first.
+      return [number * each for each in _twice(tf.function(_shuffled)())]
+
+    context = toys.build_context(devices=logical_devices.CPUS[:2])
+    numbers = np.arange(1, 9).tolist()
+    call = functools.partial(toys.sum_of(from_graph), numbers)
+    expected = self.results(_build_native(), call, num_calls=5)
+    self.assertLen(expected, 1)
+    self.assertEqual(self.results(context, call), expected)
+    call = functools.partial(toys.sum_of(from_function), numbers)
+    in_order = [36 * int(each) for each in _twice(_shuffled())]
+    self.assertEqual(self.results(context, call), {str(in_order)})
+
+  def test_two_readings_of_an_argument_come_in_one_order(self):
+    twice = tff.tensorflow.computation(_twice, tff.SequenceType(np.int64))
+    functions = tff.tensorflow.computation(
+        lambda dataset: (tf.function(_digits)(dataset), _digits(dataset)),
+        tff.SequenceType(np.int64),
+    )
+    found = [
+        # A dataset's generator goes on from call to call, so each has its own.
+        self.results(toys.build_context(), lambda comp=comp: comp(_shuffled()))
+        for comp in (twice, functions)
+    ]
+    # Both read it as eager code does.
+    expected = str([int(each) for each in _twice(_shuffled())])
+    self.assertEqual(found, [{expected}] * 2)
 
 
 class EffectTest(absltest.TestCase):

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import functools
 import gc
+import itertools
 import os
 import threading
 import time
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -22,11 +24,15 @@ import tensorflow_federated as tff
 from tests import logical_devices
 from tests.execution import toys
 from tff_asr.execution import client_round
+from tff_asr.execution import client_trainer
 from tff_asr.execution import compiler
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import devices as devices_lib
+from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import reduction
+from tff_asr.execution import scheduler
 
 _CPUS = logical_devices.CPUS
 
@@ -698,6 +704,129 @@ class ScheduleTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'No zero'):
       _invoke(comp, [1.0, 2.0, 3.0], devices=_CPUS[:2])
+
+
+# Callables of a round, in about the order of their calls.
+_ROUND = (
+    (graph.LoadedProgram, '__call__'),
+    (context_lib, 'trim_malloc'),
+    (scheduler, 'group_clients'),
+    (client_trainer.ClientTrainer, '__init__'),
+    (threading.Thread, 'start'),
+    (scheduler.Scheduler, 'acquire'),
+    (client_trainer.ClientTrainer, 'train'),
+    (compiler.ClientPrograms, 'split'),
+    (compiler.ClientPrograms, 'join'),
+    (client_round.ClientRound, 'begin'),
+    (client_round.ClientRound, 'check_stop'),
+    (scheduler.Scheduler, 'check_running'),
+    (client_round.ClientRound, 'get_client'),
+    (client_round.ClientRound, 'end'),
+    (client_round.ClientRound, 'add_ordered'),
+    (reduction.OrderedSum, 'add'),
+    (scheduler.Scheduler, 'complete'),
+    (client_trainer.ClientTrainer, 'flush'),
+    (reduction, 'sum_over_devices'),
+    (scheduler.Scheduler, 'wait_for_sums'),
+    (reduction.OrderedSum, 'total'),
+)
+
+
+def _client_threads() -> list[str]:
+  names = [thread.name for thread in threading.enumerate()]
+  return [name for name in names if name.startswith('clients ')]
+
+
+@logical_devices.needed
+class FaultTest(parameterized.TestCase):
+  """An error or an interrupt in any callable of a round ends the round."""
+
+  def invoke(self) -> Any:
+    """What a round returns or raises, within seconds."""
+    outcome = []
+
+    def run():
+      try:
+        outcome.append(_invoke(
+            _sums(),
+            [1.0, 2.0, 4.0],
+            devices=_CPUS[:2],
+            # So that threads that hang do not keep the tests from ending.
+            client_timeout_sec=1000.0,
+        ))
+      except BaseException as error:  # pylint: disable=broad-exception-caught
+        outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    self.assertFalse(thread.is_alive(), 'The round hangs.')
+    return outcome[0]
+
+  @parameterized.product(
+      error=(RuntimeError, KeyboardInterrupt, SystemExit), place=_ROUND
+  )
+  def test_a_fault_ends_the_round_and_leaves_no_thread(self, error, place):
+    expected = self.invoke()
+    self.assertEqual(expected, dict(exact=7, rounded=7.0))
+    real = getattr(*place)
+    # The first thread is the one of `invoke`.
+    first = int(place[0] is threading.Thread)
+    ended = 0
+    # At each of the calls that a round has.
+    for number in itertools.count(first):
+      calls, raised = itertools.count(), error('injected')
+
+      def call(*args, number=number, calls=calls, raised=raised, **kwargs):
+        if next(calls) == number:
+          raise raised
+        return real(*args, **kwargs)
+
+      with mock.patch.object(*place, call):
+        found = self.invoke()
+      if next(calls) <= number:  # The round had no such call.
+        break
+      self.assertEmpty(_client_threads())
+      # A thread may fail when the sum is complete.
+      if found != expected:
+        self.assertIsInstance(found, BaseException, number)
+        self.assertIn(raised, (found, found.__cause__))
+        ended += 1
+    self.assertGreater(ended, 0)
+    self.assertEqual(self.invoke(), expected)
+
+  def test_a_round_is_cancelled_at_any_of_its_awaits(self):
+
+    async def program(number):
+      with _install(multi_device.build_async_context()):
+        task = asyncio.create_task(_sum_toil([1, 2, 3]))
+        for _ in range(number):
+          await asyncio.sleep(0)
+        task.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+          await asyncio.wait_for(task, 20.0)
+
+    for number in range(6):
+      asyncio.run(program(number))
+      self.assertEmpty(_client_threads())
+    self.assertEqual(_invoke(toys.scaled_sum, 2.0, [1.0, 2.0]), 6.0)
+
+
+@functools.lru_cache
+def _sums() -> tff.Computation:
+  """A sum that is exact in any order, and one that is not."""
+
+  @tff.tensorflow.computation(np.float32)
+  def exact(value):
+    return tf.cast(value, tf.int64)
+
+  return tff.federated_computation(
+      lambda values: collections.OrderedDict(
+          exact=tff.federated_sum(tff.federated_map(exact, values)),
+          rounded=tff.federated_sum(values),
+      ),
+      toys.CLIENT_FLOAT,
+  )
 
 
 @logical_devices.needed

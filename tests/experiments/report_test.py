@@ -7,6 +7,7 @@ import shutil
 from unittest import mock
 
 import numpy as np
+from scipy import stats
 
 from experiments import design
 from experiments import report
@@ -66,7 +67,8 @@ class ReportTest(tiny.TestCase):
 
   def test_another_seed_could_change_what_runs_differ_by(self):
     self.finish('seed', 6, 8)
-    # Rates .5, .6, .7 and .5, .7, .9: variances .01 and .04.
+    # Rates .5, .6, .7 and .5, .7, .9: variances .01 and .04. Without the means
+    # of rows and seeds, .05 is left of four runs, with two degrees of freedom.
     for name, step in (('federated', 1), ('mixed', 2)):
       for seed in (1, 2, 3):
         extra = (seed - 1) * step
@@ -81,30 +83,110 @@ class ReportTest(tiny.TestCase):
             'one', tiny.FEDERATED.but('one'), seeds=(1,), against='mixed'
         ),
     )
-    # Rows of another study vary by themselves.
-    other = tiny.row('other', tiny.FEDERATED.but('other'), seeds=(1, 2))
+    # Rows of another kind vary by themselves.
+    other = tiny.row(
+        'other', tiny.FEDERATED.but('other'), seeds=(1, 2), kind='else'
+    )
     self.finish('other_1', 0, 0)
     self.finish('other_2', 9, 9)
-    text = self.report(study, tiny.study(tiny.SEED_ROW, other, name='y'))
-    self.assertEqual(
-        re.findall(
-            r'over random seeds, which intervals include: (.*?) points',
-            ' '.join(text.split()),
-        ),
-        ['15.8', '63.6'],
+    text = self.report(
+        study,
+        tiny.study(tiny.SEED_ROW, tiny.row(**several), other, name='y'),
     )
+    # sqrt(.025), sqrt(.025 - .005), sqrt(.005).
+    self.assertIn(
+        'Standard deviation of a run over random seeds: 15.8 points (14.1 in '
+        'common with runs of the same seed, 7.1 of its own); else 63.6 points '
+        '(0.0 in common with runs of the same seed, 63.6 of its own).',
+        ' '.join(text.split()),
+    )
+    # The same rows have the same interval in both studies.
+    lines = [
+        line for line in text.splitlines() if line.startswith('| federated ')
+    ]
+    self.assertLen(lines, 2)
+    first, second = (
+        [cell.strip() for cell in line.split('|')] for line in lines
+    )
+    self.assertEqual(first, second)
     cells = self.cells(text)
     self.assertEqual(cells['federated'][0], '60.0 +- 10.0')
-    # Nothing but the seed: one run, minus the mean of three; Student's 12.706.
-    # The seed model is what it is.
-    for label, gap, variance in (
-        ('one', -40, 0.025 + 0.025 / 3), ('federated', -10, 0.025 / 3)
+    # Nothing but the seed. One run, minus the mean of three with its seed: own
+    # .005 (1 + 3 / 9) and shared .02 (4 + 1 + 1) / 9, with two and four degrees
+    # of freedom: 6 of the sum. The seed model is what it is.
+    for label, gap, variance, degrees in (
+        ('one', -40, 0.02, 6), ('federated', -10, 0.025 / 3, 50 / 9)
     ):
-      width = 100 * 12.706 * variance**0.5
+      width = 100 * stats.t.ppf(0.975, degrees) * variance**0.5
       found = [float(x) for x in re.findall(r'[-+][\d.]+', cells[label][1])]
       np.testing.assert_allclose(
           found, [gap, gap - width, gap + width], atol=0.06
       )
+
+  def test_runs_are_paired_by_random_seed(self):
+    # The second seed is better by forty points, in both rows alike.
+    for name, *errors in (
+        ('public_1', 6, 8), ('public_2', 2, 4),
+        ('federated_1', 4, 6), ('federated_2', 0, 2), ('other_3', 4, 6),
+    ):
+      self.finish(name, *errors)
+    text = self.report(tiny.study(
+        tiny.row('public', tiny.SEED.but('public'), against=None),
+        tiny.row(against='public'),
+        tiny.row(
+            'other', tiny.FEDERATED.but('other'), seeds=(3,), against='public'
+        ),
+    ))
+    cells = self.cells(text)
+    self.assertEqual(cells['federated'][1], '-20.0 (-20.0 to -20.0)')
+    # Another seed is not: shared .08, (1 + 2 / 4) .08 with two degrees.
+    width = 100 * stats.t.ppf(0.975, 2) * 0.12**0.5
+    self.assertEqual(
+        cells['other'][1], f'+0.0 ({-width:+.1f} to {width:+.1f})'
+    )
+
+  def test_rows_of_other_speakers_are_not_compared(self):
+    self.finish('seed', 6, 8)
+    self.finish('federated_1', 4)
+    with self.assertRaisesRegex(ValueError, 'seed was evaluated on other'):
+      self.report(tiny.study(tiny.SEED_ROW, tiny.row(seeds=(1,))))
+
+  def test_folds_are_one_test_part(self):
+    suite = dataclasses.replace(
+        tiny.suite(tiny.study(tiny.SEED_ROW, tiny.row(seeds=(1,)))),
+        num_folds=2,
+    )
+    folders = self.folders._replace(suite=suite)
+    for fold, speakers, errors in (
+        (0, 'ab', ((6, 8), (4, 6))), (1, 'cd', ((2, 0), (1, 0)))
+    ):
+      for name, counts in zip(('seed', 'federated_1'), errors):
+        run_folders.write(
+            self.path(f'fold_{fold}', name),
+            errors={s: (n, 10) for s, n in zip(speakers, counts)},
+            results={'seconds': 60.0},
+        )
+    path = self.path('results.md')
+    report.write(folders=folders, path=path)
+    with open(path, encoding='utf-8') as f:
+      text = f.read()
+    # 16 and 11 of 40 words; gaps of -2, -2, -1 and 0: variance
+    # 4 / 3 (.75^2 + .75^2 + .25^2 + 1.25^2) / 40^2, Student's 3.182.
+    cells = self.cells(text)
+    self.assertEqual(cells['seed'][0], '40.0')
+    self.assertEqual(cells['federated'][:2], ['27.5', '-12.5 (-27.7 to +2.7)'])
+    self.assertIn('4 runs (`--studies=x`).', text)
+    # A fold that is missing, and one with a speaker of another.
+    shutil.rmtree(self.path('fold_1', 'federated_1'))
+    report.write(folders=folders, path=path)
+    with open(path, encoding='utf-8') as f:
+      self.assertIn('Not run yet: federated.', f.read())
+    run_folders.write(
+        self.path('fold_1', 'federated_1'),
+        errors={'a': (1, 10), 'd': (1, 10)}, results={'seconds': 60.0},
+    )
+    with self.assertRaisesRegex(ValueError, 'has test speakers of another'):
+      report.write(folders=folders, path=path)
 
   def test_rows_of_a_kind_vary_alike_over_random_seeds(self):
     self.finish('seed', 6, 8)
@@ -119,8 +201,8 @@ class ReportTest(tiny.TestCase):
         ),
     ))
     self.assertEqual(
-        re.findall(r'include: (.*?) points', ' '.join(text.split())),
-        ['of one kind 10.0, else 20.0'],
+        re.findall(r'(?:: |; )([a-z ]*[\d.]+) points', ' '.join(text.split())),
+        ['of one kind 10.0', 'else 20.0'],
     )
 
   def test_columns_by_hand(self):
@@ -137,13 +219,14 @@ class ReportTest(tiny.TestCase):
         columns=tuple(report.COLUMNS),
     )))
     self.assertEqual(
-        dict(zip(report.COLUMNS, cells['seed'][4:])),
+        dict(zip(report.COLUMNS, cells['seed'][5:])),
         dict.fromkeys(report.COLUMNS, '') | {'seconds': '60'},
     )
-    # Four characters a word, one of them wrong in a wrong word.
-    self.assertEqual(cells['federated'][:4], ['50.0', '', '', '12.5'])
+    # Four characters and two sentences a word, one of each wrong in a wrong
+    # word.
+    self.assertEqual(cells['federated'][:5], ['50.0', '', '', '12.5', '25.0'])
     self.assertEqual(
-        dict(zip(report.COLUMNS, cells['federated'][4:])),
+        dict(zip(report.COLUMNS, cells['federated'][5:])),
         {
             'minus seed': '-20.0 (-20.0 to -20.0)',
             'difference with LM': '',
@@ -282,7 +365,7 @@ class ReportTest(tiny.TestCase):
     cells = self.cells(self.report(tiny.study(
         tiny.SEED_ROW, tiny.row(seeds=(1,), against=None), columns=columns
     )))
-    self.assertEqual(cells['federated'][4:], ['12', ''])
+    self.assertEqual(cells['federated'][5:], ['12', ''])
 
   def test_a_language_model_has_columns_and_is_named(self):
     self.finish('seed', 6, 8, errors_with_lm={'a': (4, 10), 'b': (2, 10)})
@@ -292,12 +375,14 @@ class ReportTest(tiny.TestCase):
     self.assertEqual(
         cells[''],
         [
-            'WER %', 'difference (95 %)', 'from', 'CER %', 'WER % with LM',
-            'CER % with LM',
+            'WER %', 'difference (95 %)', 'from', 'CER %', 'SER %',
+            'WER % with LM', 'CER % with LM', 'SER % with LM',
         ],
     )
-    self.assertEqual(cells['seed'][3:], ['17.5', '30.0', '7.5'])
-    self.assertEqual(cells['federated'][3:], ['12.5', '', ''])
+    self.assertEqual(
+        cells['seed'][3:], ['17.5', '35.0', '30.0', '7.5', '15.0']
+    )
+    self.assertEqual(cells['federated'][3:], ['12.5', '25.0', '', '', ''])
     self.assertIn('\nLM: words.arpa (order 2, SHA-256 01234567).\n', text)
 
   def test_plots_are_drawn_of_what_is_measured(self):

@@ -5,6 +5,7 @@ import re
 from absl.testing import parameterized
 
 from experiments import an4
+from experiments import an4_folds
 from experiments import design
 from experiments import population
 from experiments import report
@@ -12,7 +13,9 @@ from tests import experiment_files
 from tff_asr import config
 
 
-_STUDIES = (*an4.SUITE.studies, *population.SUITE.studies)
+_STUDIES = (
+    *an4.SUITE.studies, *an4_folds.SUITE.studies, *population.SUITE.studies
+)
 
 
 def _runs(study: design.Study) -> list[design.Run]:

@@ -53,8 +53,8 @@ def _build(data, *, noise_multiplier: float):
   vectors = {
       client_id: _VECTORS.encode(
           person_errors.PersonErrors(
-              tf.constant(each.errors, tf.int64),
-              tf.constant(each.words, tf.int64),
+              *(tf.constant(n, tf.int64)
+                for n in (each.errors, each.words, 0, 0))
           )
       ).numpy()
       for client_id, each in by_client.items()
@@ -92,13 +92,16 @@ class FedEvaluationTest(cases.TestCase):
     for name, value in state.global_model_weights.items():
       np.testing.assert_array_equal(value, weights[name])
 
-  def test_nothing_is_released_without_a_key(self):
+  def test_without_a_key_each_round_has_its_own_noise(self):
     data = fakes.client_data(_CLIENTS)
     process, weights, _ = _build(data, noise_multiplier=1.0)
     multi_device.set_default_context()
     state = process.initialize()._replace(global_model_weights=weights)
-    with self.assertRaisesRegex(Exception, 'was the noise key set'):
-      process.next(state, ['ann'])
+    first, second = (
+        np.asarray(process.next(state, ['ann']).state.finalizer)
+        for _ in range(2)
+    )
+    self.assertTrue(np.all(np.isfinite(first) & (first != second)))
 
 
 if __name__ == '__main__':

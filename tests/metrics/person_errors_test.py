@@ -13,24 +13,26 @@ from tff_asr.text import tokenizer as tokenizer_lib
 
 class CountTest(parameterized.TestCase):
 
+  # Errors, words, wrong sentences, sentences.
   @parameterized.named_parameters(
       # One substitution and one insertion; no error.
       ('two_utterances', ['the cat sat', 'yes'], ['the cat sad down', 'yes'],
-       2, 4),
-      ('deleted', ['a b c'], ['b'], 2, 3),
-      ('white_space', [' a\tb\n'], ['a  b'], 0, 2),
-      ('nothing_said', ['', 'a'], ['b c', 'a'], 2, 1),
-      ('nothing_recognised', ['a b'], [''], 2, 2),
-      ('only_empty', ['', ''], ['', ''], 0, 0),
-      ('all_references_empty', [''], ['a'], 1, 0),
-      ('no_utterances', [], [], 0, 0),
-      ('not_ascii', ['où est-il'], ['ou est-il'], 1, 2),
+       (2, 4, 1, 2)),
+      ('deleted', ['a b c'], ['b'], (2, 3, 1, 1)),
+      ('white_space', [' a\tb\n'], ['a  b'], (0, 2, 0, 1)),
+      ('nothing_said', ['', 'a'], ['b c', 'a'], (2, 1, 1, 2)),
+      ('nothing_recognised', ['a b'], [''], (2, 2, 1, 1)),
+      ('only_empty', ['', ''], ['', ''], (0, 0, 0, 2)),
+      ('all_references_empty', [''], ['a'], (1, 0, 1, 1)),
+      ('no_utterances', [], [], (0, 0, 0, 0)),
+      ('not_ascii', ['où est-il'], ['ou est-il'], (1, 2, 1, 1)),
+      ('all_wrong', ['a', 'b', 'c d'], ['b', 'a', 'c'], (3, 4, 3, 3)),
   )
-  def test_by_hand(self, references, hypotheses, errors, words):
+  def test_by_hand(self, references, hypotheses, expected):
     counts = person_errors.count(
         tf.constant(references, tf.string), tf.constant(hypotheses, tf.string)
     )
-    self.assertEqual((int(counts.errors), int(counts.words)), (errors, words))
+    self.assertEqual(tuple(map(int, counts)), expected)
 
   def test_equals_the_counts_by_alignment(self):
     generator = random.Random(1)
@@ -39,15 +41,16 @@ class CountTest(parameterized.TestCase):
     )
     for _ in range(50):
       references, hypotheses = ([text() for _ in range(4)] for _ in range(2))
-      expected = word_errors.total(
-          map(word_errors.count, references, hypotheses)
+      words, sentences = (
+          word_errors.total(map(count, references, hypotheses))
+          for count in (word_errors.count, word_errors.count_sentences)
       )
       counts = person_errors.count(
           tf.constant(references), tf.constant(hypotheses)
       )
       self.assertEqual(
-          (int(counts.errors), int(counts.words)),
-          (expected.errors, expected.words),
+          tuple(map(int, counts)),
+          (words.errors, words.words, sentences.errors, sentences.words),
       )
 
   def test_runs_in_the_native_runtime(self):
@@ -62,4 +65,4 @@ class CountTest(parameterized.TestCase):
       )
 
     # 'a b', '' and 'b' were recognised.
-    self.assertEqual(tuple(counts()), (2, 4))
+    self.assertEqual(tuple(counts()), (2, 4, 2, 3))

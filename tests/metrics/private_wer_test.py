@@ -15,7 +15,7 @@ _VECTORS = private_wer.PersonVectors(max_words=100, min_words=5, num_bins=10)
 
 def _encode(errors: int, words: int, vectors=_VECTORS) -> np.ndarray:
   counts = person_errors.PersonErrors(
-      tf.constant(errors, tf.int64), tf.constant(words, tf.int64)
+      *(tf.constant(each, tf.int64) for each in (errors, words, 0, 0))
   )
   return vectors.encode(counts).numpy()
 
@@ -123,6 +123,28 @@ class EstimateTest(parameterized.TestCase):
           private_wer._quantile(histogram, share), expected
       )
     self.assertTrue(math.isnan(private_wer._quantile(np.zeros(2), 0.5)))
+
+  @parameterized.parameters(
+      # Noise of deviation 1 on each of 3 bins, 100 people. T_1 weighs the first
+      # bin by 1 - .1 and the others by -.1: the variance is .81 + 2 x .01, and
+      # the margin 1.96 sqrt(.83) = 1.786. T_1 = n_1 - 10.
+      (0.1, [8.3, 91.7, 0.0], 1.0, (0.0, 2 / 3)),
+      (0.1, [8.1, 91.9, 0.0], 1.0, (1 / 3, 2 / 3)),
+      # T_2 has the same margin of the share .9; T_2 = n_1 + n_2 - 90.
+      (0.9, [0.0, 91.7, 8.3], 1.0, (1 / 3, 1.0)),
+      (0.9, [0.0, 91.9, 8.1], 1.0, (1 / 3, 2 / 3)),
+      # Where half of the people are drawn, the variance has .5 x 100 x .1 x .9
+      # more: 1.96 sqrt(5.33) = 4.525.
+      (0.1, [5.6, 94.4, 0.0], 0.5, (0.0, 2 / 3)),
+      (0.1, [5.4, 94.6, 0.0], 0.5, (1 / 3, 2 / 3)),
+  )
+  def test_ends_of_quantiles_by_hand(self, share, noised, prob, expected):
+    self.assertEqual(
+        private_wer._quantile_interval(
+            np.array(noised), share, stddev=1.0, sampling_prob=prob
+        ),
+        expected,
+    )
 
   def test_95_of_100_intervals_contain_the_exact_figure(self):
     # Of 1,000 draws 922 to 973 are expected of a share of 95 % (4 standard

@@ -4,7 +4,9 @@ import math
 import random
 
 from absl.testing import parameterized
+import numpy as np
 
+from tff_asr.metrics import confidence
 from tff_asr.metrics import word_errors
 
 
@@ -80,6 +82,42 @@ class CharactersTest(parameterized.TestCase):
   def test_by_hand(self, reference, hypothesis, expected):
     self.assertEqual(
         word_errors.count_characters(reference, hypothesis), expected
+    )
+
+
+class SentencesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('the cat sat', 'the cat sat', 0),
+      (' the\tcat\n', 'the  cat', 0),
+      ('the cat', 'the cat sat', 1),
+      # Two errors are one wrong sentence.
+      ('the cat sat', 'a cat sad', 1),
+      ('cat', 'Cat', 1),
+      ('', 'a', 1),
+      ('a', '', 1),
+      ('', '', 0),
+  )
+  def test_by_hand(self, reference, hypothesis, wrong):
+    found = word_errors.count_sentences(reference, hypothesis)
+    self.assertEqual(found, (wrong, 0, 0, 1))
+
+  def test_rate_and_interval_over_speakers_by_hand(self):
+    said = {
+        'ann': [('a b', 'a b'), ('c', 'd'), ('e f', 'f e')],
+        'bob': [('a', 'a')],
+    }
+    found = {
+        name: word_errors.total(
+            word_errors.count_sentences(*pair) for pair in pairs
+        )
+        for name, pairs in said.items()
+    }
+    self.assertEqual(found['ann'], (2, 0, 0, 3))
+    # Two of four; Bob alone has none wrong, Ann alone two of three.
+    np.testing.assert_allclose(
+        confidence.rate(*zip(*((e.errors, e.words) for e in found.values()))),
+        (2 / 4, 0, 2 / 3),
     )
 
 

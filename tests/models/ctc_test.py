@@ -7,6 +7,8 @@ import tensorflow as tf
 from tests import fakes
 from tests import reference
 from tests.models import calls
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.decoding import greedy
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -256,6 +258,50 @@ class GreedyDecodeTest(parameterized.TestCase):
         list(reference.collapse(path, blank=3)) for path in logits.argmax(-1)
     ]
     self.assertEqual(decoded.to_list(), expected)
+
+
+class GreedyLabelsTest(parameterized.TestCase):
+
+  def test_by_hand(self):
+    # Probabilities of a, b and the blank by frame; the second a is a repeat.
+    heard = [[.8, .1, .1], [.9, .05, .05], [.2, .2, .6], [.3, .5, .2]]
+    # a and b over two frames; blanks alone; and b in its only frame.
+    probabilities = [
+        [*heard, [0.01, 0.98, 0.01]],
+        [[.1, .1, .8]] * 5,
+        [[.3, .6, .1], *[[1 - 2e-6, 1e-6, 1e-6]] * 4],
+    ]
+    labels, lengths, confidences = ctc.greedy_labels(
+        tf.constant(np.log(probabilities), tf.float32) + 3.0,
+        tf.constant([4, 5, 1]),
+    )
+    self.assertEqual((labels.dtype, lengths.dtype), (tf.int32, tf.int32))
+    np.testing.assert_array_equal(labels, [[0, 1], [0, 0], [1, 0]])
+    np.testing.assert_array_equal(lengths, [2, 0, 1])
+    np.testing.assert_allclose(
+        confidences, [np.sqrt(.8 * .5), 0, .6], rtol=1e-5
+    )
+
+  def test_agrees_with_the_confidence_of_a_word(self):
+    logits, lengths = _logits(20, 30, 4), np.arange(1, 21)
+    labels, label_lengths, confidences = ctc.greedy_labels(
+        tf.constant(logits), tf.constant(lengths, tf.int32)
+    )
+    fits = pipeline_lib.min_frames(labels, label_lengths) <= lengths
+    self.assertTrue(np.all(fits))
+    for i, length in enumerate(lengths):
+      # Without a space, all that is said is one word.
+      (expected,) = greedy.decode(logits[i, :length], tokens=['a', 'b', 'c'])
+      ids = labels[i, : label_lengths[i]].numpy()
+      self.assertEqual(''.join('abc'[each] for each in ids), expected.text)
+      np.testing.assert_array_equal(labels[i, label_lengths[i] :], 0)
+      confidence = expected.words[0].confidence if expected.words else 0
+      self.assertAlmostEqual(float(confidences[i]), confidence, places=5)
+
+  def test_a_model_that_is_not_finite_is_sure_of_nothing(self):
+    logits = tf.fill([1, 4, 3], np.float32(np.nan))
+    *_, confidences = ctc.greedy_labels(logits, tf.constant([4]))
+    self.assertFalse(np.any(confidences >= 0))
 
 
 class CtcModelTest(parameterized.TestCase):

@@ -156,7 +156,7 @@ class ReadTest(_TestCase):
 
   @parameterized.parameters(
       (dict(vocabulary=None), 'vocab.json is missing'),
-      (dict(vocabulary=[]), 'vocab.json is not a JSON object'),
+      (dict(vocabulary=[]), 'vocab.json is damaged .its values are of other types.'),
       (dict(vocabulary=_letters('A', 'B') | {'x': 8}),
        'must have the ids 0 to 7, .* found 9 ids up to 8'),
       (dict(vocabulary={'A': 0, '|': 1, '<pad>': 2}),

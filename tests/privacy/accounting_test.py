@@ -138,6 +138,34 @@ class EpsilonTest(parameterized.TestCase):
     self.assertEqual(values, sorted(values, reverse=True))
     self.assertGreater(values[0], 1e9)
 
+  def test_the_leading_bound_is_pld_s_where_it_takes_the_rounds(self):
+    for count in (20, 2000):
+      rounds = [_group('poisson', 100, 10_000, 1.0, count)]
+      by_rdp = accounting.epsilon(rounds, delta=1e-5)
+      exact = accounting.epsilon(rounds, delta=1e-5, accountant='pld')
+      found = accounting.leading_epsilon(rounds, delta=1e-5)
+      # A coarser grid: an upper bound, and no more than a thousandth above.
+      self.assertBetween(found / exact, 1, 1.001)
+      self.assertGreater(by_rdp / exact, 1.05)
+      # RDP answers where it can, in no time.
+      between = (exact + by_rdp) / 2
+      for target, expected in ((by_rdp + 1, by_rdp), (between, found)):
+        self.assertAlmostEqual(
+            accounting.leading_epsilon(rounds, delta=1e-5, target=target),
+            expected,
+            delta=1e-3 * exact,
+        )
+    rounds = [_group('fixed_size', 100, 10_000, 1.0, 20)]
+    self.assertEqual(
+        accounting.leading_epsilon(rounds, delta=1e-5),
+        accounting.epsilon(rounds, delta=1e-5),
+    )
+    for noise, expected in ((0.0, math.inf), (1.0, 0.0)):
+      rounds = [_group('poisson', 10, 100, noise, 0 if noise else 1)]
+      self.assertEqual(
+          accounting.leading_epsilon(rounds, delta=1e-5), expected
+      )
+
   def test_no_rounds_cost_nothing(self):
     for accountant in accounting.ACCOUNTANTS:
       self.assertEqual(

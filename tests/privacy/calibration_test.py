@@ -46,7 +46,11 @@ class CalibrationTest(parameterized.TestCase):
   def test_noise_is_the_smallest_within_the_target(self, kind, target_epsilon):
     sampling = _sampling(kind)
     noise = calibration.noise_multiplier_for_epsilon(
-        target_epsilon, sampling=sampling, rounds=20, delta=1e-5
+        target_epsilon,
+        sampling=sampling,
+        rounds=20,
+        delta=1e-5,
+        accountant='rdp',
     )
     self.assertLessEqual(_epsilon(sampling, noise, 20), target_epsilon)
     self.assertGreater(
@@ -56,10 +60,13 @@ class CalibrationTest(parameterized.TestCase):
   def test_noise_by_pld_is_lower_than_by_rdp(self):
     sampling = _sampling('full')
     arguments = dict(sampling=sampling, rounds=4, delta=1e-5)
-    by_rdp = calibration.noise_multiplier_for_epsilon(3.0, **arguments)
-    by_pld = calibration.noise_multiplier_for_epsilon(
-        3.0, accountant='pld', **arguments
+    by_rdp, by_pld, leading = (
+        calibration.noise_multiplier_for_epsilon(
+            3.0, accountant=accountant, **arguments
+        )
+        for accountant in ('rdp', 'pld', None)
     )
+    self.assertEqual(leading, by_pld)
     self.assertLess(by_pld, by_rdp)
     self.assertAlmostEqual(
         _epsilon(sampling, by_pld, 4, 'pld'), 3.0, delta=0.01
@@ -69,7 +76,11 @@ class CalibrationTest(parameterized.TestCase):
   def test_rounds_are_the_most_within_the_target(self, kind):
     sampling = _sampling(kind)
     rounds = calibration.rounds_for_epsilon(
-        5.0, sampling=sampling, noise_multiplier=3.0, delta=1e-5
+        5.0,
+        sampling=sampling,
+        noise_multiplier=3.0,
+        delta=1e-5,
+        accountant='rdp',
     )
     self.assertGreater(rounds, 1)
     self.assertLessEqual(_epsilon(sampling, 3.0, rounds), 5.0)
@@ -81,6 +92,7 @@ class CalibrationTest(parameterized.TestCase):
         sampling=_sampling('poisson'),
         noise_multiplier=noise_multiplier,
         delta=1e-5,
+        accountant='rdp',
     )
     self.assertEqual((rounds(0.0), rounds(0.01)), (0, 0))
     with self.assertRaisesRegex(ValueError, 'even after 10+ rounds'):

@@ -103,6 +103,20 @@ class ChaCha20Test(parameterized.TestCase):
     found = _blocks(keys.to_bytes(key), [2**32 - 1], nonce, ops)
     np.testing.assert_array_equal(found[0], last)
 
+  @parameterized.parameters(1, 8, 9, 24)
+  def test_streams_of_any_length_match_the_standard(self, count):
+    key = keys.from_seed(3)
+    expected = np.concatenate([
+        reference.chacha20_words(
+            np.frombuffer(keys.to_bytes(key), '<u4'), counter, [5, 0, 7]
+        )
+        for counter in range(3)
+    ])
+    np.testing.assert_array_equal(
+        chacha20.words64(key, release=5, stream=7, count=count),
+        expected[:count],
+    )
+
   def test_a_stream_resumes_at_its_position(self):
     settings = dict(release=1, stream=2)
     expected = chacha20.words64(keys.from_seed(0), count=100, **settings)

@@ -1,6 +1,7 @@
 """Tests of tff_asr.privacy.discrete_gaussian."""
 
 import math
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -88,6 +89,18 @@ class DiscreteGaussianTest(parameterized.TestCase):
         rtol=1e-11,
         atol=1e-300,
     )
+
+  @parameterized.parameters(1, 64, 65, 192)
+  def test_blocks_do_not_change_draws(self, size):
+    arguments = [
+        np.asarray(each)
+        for each in (keys.from_seed(1), 3, 2**40, 1000.25, size)
+    ]
+    (expected,) = discrete_gaussian._draw(*arguments)
+    with mock.patch.object(discrete_gaussian, '_BLOCK', 64):
+      (found,) = discrete_gaussian._draw(*arguments)
+    np.testing.assert_array_equal(found, expected)
+    self.assertLen(found, size)
 
   def test_the_first_bits_decide_as_all_do(self):
     table = discrete_gaussian._Table(7.5)

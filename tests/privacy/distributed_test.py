@@ -352,16 +352,35 @@ class DistributedSumQueryTest(parameterized.TestCase):
       )
       self.assertAlmostEqual((found - exact).std() / stated, 1, delta=0.05)
 
-  def test_too_few_clients_or_no_key_release_nothing(self):
+  def test_too_few_clients_release_nothing(self):
     query = _query(max_failed_share=0.2)
     eight = fakes.flat(_sum(query, [_record(0.1)] * 8))
     self.assertTrue(np.all(np.isfinite(eight)))
-    seven = fakes.flat(_sum(query, [_record(0.1)] * 7))
-    self.assertTrue(np.all(np.isnan(seven)))
-    unkeyed = _sum(
-        query, [_record(0.1)] * 10, query.initial_global_state()
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'Too few clients .*MAX_FAILED_SHARE'
+    ):
+      _sum(query, [_record(0.1)] * 7)
+
+  def test_without_a_key_each_round_has_its_own_noise(self):
+    query = _query()
+    state = query.initial_global_state()
+    first, second = (
+        fakes.flat(_sum(query, [_record(0.0)] * 10, state)) for _ in range(2)
     )
-    self.assertTrue(np.all(np.isnan(fakes.flat(unkeyed))))
+    stated = float(query.derive_metrics(state)['noise_stddev_on_sum'])
+    # Some 60 elements: within 50 %, except for 1 in 10^6 keys.
+    for noise in (first, second, (first - second) / math.sqrt(2)):
+      self.assertBetween(noise.std() / stated, 0.5, 1.5)
+
+  def test_a_key_of_zeros_draws_nothing(self):
+    query = _query()
+    params = query.derive_sample_params(_state(query))._replace(
+        noise_key=tf.zeros([8], tf.int32)
+    )
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'key of the noise is all zeros'
+    ):
+      query.encode(params, _record(0.0), client=tf.constant(1, tf.int64))
 
   def test_records_that_are_not_finite_count_as_zeros(self):
     query = _query()

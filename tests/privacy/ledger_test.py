@@ -20,6 +20,10 @@ from tff_asr.privacy import ledger
 from tff_asr.privacy import strategies
 
 _round = fakes.charged_round
+_BLT = strategies.Toeplitz(output_scale=(2**29,), buf_decay=(2**29,))
+_SEPARATED = accounting.Sampling(
+    kind='min_sep', cohort_size=3, population=12, min_sep=4
+)
 
 
 def _count(contents):
@@ -71,7 +75,7 @@ class FileTest(_LedgerTestCase):
     self.assertCountEqual(
         header,
         ['kind', 'format_version', 'run_id', 'privacy_unit', 'invalidations',
-         'inherited', 'previous', 'hash'],
+         'inherited', 'parents', 'previous', 'hash'],
     )
     self.assertEqual(
         [line['previous'] for line in lines],
@@ -128,6 +132,29 @@ class FileTest(_LedgerTestCase):
     self.assertEqual(
         sum(group.count * group.sampler_epsilon for group in found[0]), 2e-9
     )
+
+  def test_a_line_is_written_whole_in_any_parts(self):
+    write = os.write
+    for size in (1, 7, 10**6):
+      path = self.path_of(f'in_parts_{size}')
+      with mock.patch.object(
+          os, 'write', lambda to, data, size=size: write(to, data[:size])
+      ), ledger.create(path) as opened:
+        opened.append(fakes.charged_round(0))
+        opened.append(fakes.charged_round(1))
+      self.assertEqual(ledger.read(path).rounds[0].count, 2)
+
+  @parameterized.parameters(os.symlink, os.link)
+  def test_no_line_is_written_through_a_link(self, link):
+    with ledger.create(self.path) as opened:
+      opened.append(fakes.charged_round(0))
+      head = opened.head
+    before = pathlib.Path(self.path).read_bytes()
+    linked = self.path_of('linked')
+    link(self.path, linked)
+    with self.assertRaisesRegex(ValueError, 'linked.jsonl is a link or no regular'):
+      ledger.resume(linked, head=head)
+    self.assertEqual(pathlib.Path(self.path).read_bytes(), before)
 
   def test_append_returns_when_the_round_is_on_disk_or_charges_nothing(self):
     sizes = []
@@ -217,7 +244,7 @@ class NoteTest(_LedgerTestCase):
       opened.append(_round(0))
       opened.note('copied')
       head = opened.head
-    with ledger.create(self.path, parent=(parent, head)) as opened:
+    with ledger.create(self.path, parents=[(parent, head)]) as opened:
       opened.append(_round(0, key=1))
       contents = opened.contents
     self.assertEqual(ledger.read(self.path), contents)
@@ -225,7 +252,7 @@ class NoteTest(_LedgerTestCase):
     self.assertEqual(contents.notes, (ledger.Note('copied', 1),))
     self.check_refused(
         'already charges 1 rounds',
-        lambda: ledger.create(self.path, parent=(parent, head)),
+        lambda: ledger.create(self.path, parents=[(parent, head)]),
     )
     # A note alone is not worth keeping.
     with ledger.create(self.path_of('other')) as opened:
@@ -300,11 +327,13 @@ class CrashTest(_LedgerTestCase):
 class ParentTest(_LedgerTestCase):
   """A run that starts from another run's model continues its ledger."""
 
-  def run_of(self, name, parent=None, *, num_rounds, **kwargs):
+  def run_of(self, name, *parents, num_rounds, **kwargs):
     """The ledger of a run, as a parent for the next one."""
     path = self.path_of(name)
     key = 1 + len(os.listdir(self.root))
-    return path, self.write(num_rounds, path, key, parent=parent, **kwargs)[-1]
+    return path, self.write(
+        num_rounds, path, key, parents=parents, **kwargs
+    )[-1]
 
   def counts(self, parent):
     path, head = parent
@@ -324,32 +353,159 @@ class ParentTest(_LedgerTestCase):
     contents = ledger.read(third[0], head=third[1])
     self.assertEqual((_count(contents), contents.inherited), (6, 4))
     self.assertEqual(contents.invalidations, ('a key', 'a dev set'))
-    inherited = ledger.read_inherited(third, privacy_unit='speaker')
+    inherited = ledger.read_inherited([third], privacy_unit='speaker')
     self.assertEqual(inherited.charges.rounds, contents.rounds)
-    nothing = ledger.read_inherited(None, privacy_unit='speaker')
+    nothing = ledger.read_inherited([], privacy_unit='speaker')
     self.assertEmpty(nothing.charges.rounds)
 
-  def test_the_superset_ledger_holds_all_that_several_ledgers_charge(self):
+  def test_several_ledgers_of_parents_are_one_account(self):
     first = self.run_of('first', num_rounds=2, privacy_unit='example')
     second = self.run_of(
         'second', first, num_rounds=1, privacy_unit='speaker'
     )
-    other = self.run_of('other', first, num_rounds=1, privacy_unit='speaker')
+    other = self.run_of('other', first, num_rounds=3, privacy_unit='speaker')
     void = self.run_of(
         'void', first, num_rounds=0, invalidations=['a'],
         privacy_unit='example',
     )
-    self.assertIsNone(ledger.superset_ledger([]))
-    self.assertEqual(ledger.superset_ledger([first, second]), second)
-    self.assertEqual(ledger.superset_ledger([void, first]), void)
-    for parents in ([second, other], [second, void]):
-      self.check_refused(
-          'each charge rounds that the other does not',
-          lambda parents=parents: ledger.superset_ledger(parents),
+    for number, parents in enumerate(itertools.permutations(
+        [first, second, other, void]
+    )):
+      both = self.run_of(
+          f'both_{number}', *parents, num_rounds=0, privacy_unit='speaker'
       )
+      # What is in several ledgers counts once: 2 examples, and 1 + 3 speakers.
+      self.assertEqual(self.counts(both), {'speaker': 4, 'example': 2})
+      (examples,) = ledger.read(both[0]).other_units
+      self.assertEqual(examples.invalidations, ('a',))
+
+  def extend(self, run, num_rounds, *, key, note=None, **kind):
+    """Charges more to a run that has ended; returns it with its new head."""
+    path, head = run
+    with ledger.resume(path, head=head) as opened:
+      if note:
+        opened.note(note)
+      for round_num in range(num_rounds):
+        opened.append(_round(round_num, key=key, **kind))
+      return path, opened.head
+
+  def test_what_a_parent_charges_later_counts_in_its_children(self):
+    grand = self.run_of('grand', num_rounds=2)
+    parent = self.run_of('parent', grand, num_rounds=3)
+    child = self.run_of('child', parent, num_rounds=4)
+    before = ledger.read(child[0])
+    self.assertEqual(
+        (_count(before), before.inherited, before.later), (9, 5, 0)
+    )
+    # An evaluation of the parent, and its first run is prolonged.
+    self.extend(parent, 1, key=20, noise_multiplier=7.0)
+    self.extend(grand, 5, key=21, note='length_changed')
+    for path, inherited, later in (
+        (grand[0], 0, 0), (parent[0], 7, 5), (child[0], 11, 6)
+    ):
+      found = ledger.read(path)
+      self.assertEqual((found.inherited, found.later), (inherited, later))
+      self.assertEqual(
+          [each.what for each in found.notes], ['length_changed']
+      )
+      self.assertEmpty(found.unread)
+    self.assertEqual(_count(found), 15)
+    self.assertIn(7.0, [group.noise_multiplier for group in found.rounds])
+    # Whoever continues the child counts them, too, and writes them nowhere.
+    lines = self.lines(child[0])
+    with ledger.resume(*child[:1], head=child[1]) as opened:
+      self.assertEqual(opened.contents, found)
+      self.assertEqual(opened.charges.rounds, found.rounds)
+      self.assertEqual(opened.head, child[1])
+    self.assertEqual(self.lines(child[0]), lines)
+    # A run that starts now inherits them, and no ledger is asked twice.
+    last = self.run_of('last', child, grand, num_rounds=1)
+    found = ledger.read(last[0])
+    self.assertEqual(
+        (_count(found), found.inherited, found.later), (16, 15, 0)
+    )
+
+  def test_correlated_rounds_of_a_prolonged_parent_continue_its_sequence(self):
+    kind = dict(sampling=_SEPARATED, strategy=_BLT)
+    with ledger.create(self.path_of('parent')) as opened:
+      for number in range(3):
+        opened.append(_round(number, key=1, **kind))
+      parent = self.path_of('parent'), opened.head
+    self.write(
+        [_round(i, key=2, **kind) for i in range(2)], parents=[parent]
+    )
+    with ledger.resume(parent[0], head=parent[1]) as opened:
+      for number in (3, 4):
+        opened.append(_round(number, key=1, **kind))
+    self.assertEqual(
+        [group.count for group in ledger.read(self.path).rounds], [5, 2]
+    )
+
+  def test_a_ledger_of_a_parent_that_is_gone_is_named(self):
+    parent = self.run_of('parent', self.run_of('grand', num_rounds=1),
+                         num_rounds=2)
+    self.write(1, parents=[parent], key=9)
+    grand = self.path_of('grand')
+    for damage in (
+        lambda: self.overwrite([b'{}\n'], parent[0]),
+        lambda: self.overwrite([], parent[0]),
+        # Another run took its folder.
+        lambda: self.write(1, parent[0], key=30),
+        lambda: None,
+    ):
+      if os.path.exists(parent[0]):
+        os.remove(parent[0])
+      damage()
+      contents = ledger.read(self.path)
+      self.assertEqual((_count(contents), contents.unread), (4, (parent[0],)))
+    # Those before it are still asked.
+    self.extend((grand, ledger.Head(1, ledger._read(grand).head(1).digest)), 1,
+                key=31)
+    self.assertEqual(ledger.read(self.path).later, 1)
+    # Ledgers of older versions do not say where their parents are.
+    header, *lines = map(json.loads, self.lines())
+    del header['parents']
+    self.overwrite([fakes.sealed_ledger([header, *lines])])
+    (unread,) = ledger.read(self.path).unread
+    self.assertIn('does not name', unread)
+
+  @parameterized.product(
+      unit=('speaker', 'example', None),
+      invalidations=([], ['a fixed key']),
+      population=(500, 5000),
+      note=(None, 'copied'),
+      is_later=(False, True),
+  )
+  def test_nothing_of_a_parent_is_missing_in_a_child(
+      self, unit, invalidations, population, note, is_later
+  ):
+    grown = dict(sampling=accounting.Sampling(
+        kind='poisson', cohort_size=10, population=population
+    ))
+    parent = self.run_of(
+        'parent', num_rounds=1, invalidations=invalidations,
+        privacy_unit='speaker',
+    )
+    extend = lambda: self.extend(parent, 2, key=40, note=note, **grown)
+    if not is_later:
+      parent = extend()
+    middle = self.run_of('middle', parent, num_rounds=0, privacy_unit=unit)
+    child = self.run_of('child', middle, num_rounds=1, privacy_unit='speaker')
+    if is_later:
+      extend()
+    found = ledger.read(child[0])
+    self.assertEqual((_count(found), found.inherited), (4, 3))
+    self.assertEqual(found.invalidations, tuple(invalidations))
+    self.assertEqual(
+        {group.sampling.population: group.count for group in found.rounds},
+        {1000: 2, population: 2},
+    )
+    self.assertEqual(
+        [each.what for each in found.notes], [note] if note else []
+    )
 
   def test_a_chain_of_runs_charges_each_privacy_unit_separately(self):
-    run = None
+    runs = []
     for number, (num_rounds, unit, inherited, counts) in enumerate((
         (0, 'device', 0, {'device': 0}),
         # A unit without rounds is not reported.
@@ -360,19 +516,20 @@ class ParentTest(_LedgerTestCase):
         (1, 'device', 0, {'device': 1, 'example': 7, 'speaker': 2}),
     )):
       run = self.run_of(
-          str(number), run, num_rounds=num_rounds, privacy_unit=unit
+          str(number), *runs, num_rounds=num_rounds, privacy_unit=unit
       )
+      runs = [run]
       self.assertEqual(self.counts(run), counts)
       self.assertEqual(ledger.read(run[0]).inherited, inherited)
     for unit, count in counts.items():
       (group,) = ledger.read_inherited(
-          run, privacy_unit=unit
+          runs, privacy_unit=unit
       ).charges.rounds
       self.assertEqual(group.count, count)
 
   def test_a_changed_or_missing_ledger_of_a_parent_is_refused(self):
     path, head = self.run_of('run', num_rounds=2)
-    create = lambda: ledger.create(self.path, parent=(path, head))
+    create = lambda: ledger.create(self.path, parents=[(path, head)])
     self.overwrite(self.lines(path)[:-1], path)
     self.check_refused('was shortened', create)
     os.remove(path)
@@ -380,32 +537,32 @@ class ParentTest(_LedgerTestCase):
     self.assertFalse(os.path.exists(self.path))
 
   def test_only_a_ledger_without_rounds_of_its_own_is_replaced(self):
-    for parent in (None, self.run_of('parent', num_rounds=2)):
-      first = self.write(0, parent=parent)
-      self.assertNotEqual(first, self.write(0, parent=parent))
-      self.write(1, key=7, parent=parent)
+    for parents in ([], [self.run_of('parent', num_rounds=2)]):
+      first = self.write(0, parents=parents)
+      self.assertNotEqual(first, self.write(0, parents=parents))
+      self.write(1, key=7, parents=parents)
       lines = self.lines()
       self.check_refused(
           'already charges 1 rounds',
-          lambda parent=parent: ledger.create(self.path, parent=parent),
+          lambda parents=parents: ledger.create(self.path, parents=parents),
       )
       self.assertEqual(self.lines(), lines)
       os.remove(self.path)
 
   def test_a_ledger_killed_at_any_byte_of_its_start_starts_over(self):
     parent = self.run_of('parent', num_rounds=2)
-    self.write(0, parent=parent)
+    self.write(0, parents=[parent])
     ends = np.cumsum([0, *map(len, self.lines())])
     for size in (*ends[:-1], *(ends[1:] - 1)):
       for has_older in (True, False):
         if not has_older:
           os.remove(self.path)
         self.kill_at(
-            int(size), lambda: ledger.create(self.path, parent=parent)
+            int(size), lambda: ledger.create(self.path, parents=[parent])
         )
         if has_older:
           self.assertEqual(_count(ledger.read(self.path)), 2)
-        with ledger.create(self.path, parent=parent) as opened:
+        with ledger.create(self.path, parents=[parent]) as opened:
           self.assertEqual(_count(opened.contents), 2)
 
   def kill_at(self, size, work):
@@ -421,12 +578,6 @@ class ParentTest(_LedgerTestCase):
         os._exit(0)
     _, status = os.waitpid(process_id, 0)
     self.assertTrue(os.WIFSIGNALED(status), size)
-
-
-_BLT = strategies.Toeplitz(output_scale=(2**29,), buf_decay=(2**29,))
-_SEPARATED = accounting.Sampling(
-    kind='min_sep', cohort_size=3, population=12, min_sep=4
-)
 
 
 class ChargesTest(_LedgerTestCase):

@@ -124,6 +124,19 @@ class GaussianTest(parameterized.TestCase):
         _draw([[2000]])[0][1000:], expected[half : half + 1000]
     )
 
+  @parameterized.parameters(1, 64, 65, 192)
+  def test_chunks_and_blocks_do_not_change_bits(self, num_pairs):
+    shapes = [[2 * num_pairs], [2 * num_pairs - 1]]
+    expected = _draw(shapes)  # In one chunk, of one block.
+    for chunk, block in ((64, 8192), (2**17, 64), (192, 64)):
+      with (
+          mock.patch.object(noise, '_CHUNK', chunk),
+          mock.patch.object(noise, '_BLOCK', block),
+      ):
+        found = _draw(shapes)
+      for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other, str((chunk, block)))
+
   @parameterized.parameters(2.0**23, 2.0**36)
   def test_the_compiled_path_gives_the_same_bits(self, stddev):
     # Chunks of several tensors, and tensors in several chunks.

@@ -62,7 +62,7 @@ def _report(
 ):
   details = (
       'adaptive_layers', 'public_inputs', 'public_model', 'public_check',
-      'tokens', 'layer_noise', 'has_layer_clips',
+      'tokens', 'layer_noise', 'has_layer_clips', 'unit_warning',
   )
   report = privacy_report.PrivacyReport(
       rounds=rounds,
@@ -119,7 +119,7 @@ class ReportTest(parameterized.TestCase):
         first, r'^Privacy report: \(0\.\d+, 0.0001\)-differential privacy$'
     )
     self.assertRegex(
-        second, r'^Epsilon: [\d.]+ by RDP, [\d.]+ by PLD at '
+        second, r'^Epsilon: [\d.]+ by PLD, [\d.]+ by RDP at '
         'delta 0.0001$',
     )
     self.assertEqual(
@@ -283,6 +283,15 @@ class ReportTest(parameterized.TestCase):
           'the dev set, the number of speakers',
       ),
       (dict(inherited=4), '4 of these rounds belong to runs'),
+      (
+          dict(inherited=4, later=3),
+          'this one started from, 3 of them charged after it began; what those '
+          'runs charge after this report was written is counted when it is',
+      ),
+      (
+          dict(unread=('x/ledger.jsonl',)),
+          'WARNING: what x/ledger.jsonl charged after this run began is not',
+      ),
       (dict(inherited=9, l2_norm_clip=None), 'all of these rounds belong to'),
       (dict(l2_norm_clip=None), 'clip that of the inherited rounds'),
       (
@@ -303,7 +312,7 @@ class ReportTest(parameterized.TestCase):
       ),
       (
           dict(invalidations=('A',)),
-          r'Epsilon: infinite; [\d.]+ by RDP.* if nothing invalidated it',
+          r'Epsilon: infinite; [\d.]+ by PLD.* if nothing invalidated it',
       ),
       (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
       (
@@ -311,6 +320,10 @@ class ReportTest(parameterized.TestCase):
           'WARNING: .*a copy or was restored .noticed after 1,005 charged',
       ),
       (dict(unit='example'), 'unit covers one recording; a speaker with'),
+      (
+          dict(unit_warning='most speakers have one recording'),
+          'has twice the privacy loss; most speakers have one recording',
+      ),
   )
   def test_each_circumstance_is_stated(self, changes, words):
     self.assertRegex(_joined(_report(_rounds(), **changes)), words)
@@ -710,7 +723,7 @@ class OutputTest(cases.TestCase):
 
   def test_each_privacy_unit_has_a_separate_report(self):
     parent = self.write(1, 'pretrained.jsonl', privacy_unit='example')
-    path, _ = self.write(3, privacy_unit='speaker', parent=parent)
+    path, _ = self.write(3, privacy_unit='speaker', parents=[parent])
     report = privacy_report.of_ledger(ledger.read(path), delta=1e-5)
     (other,) = report.other_units
     self.assertEqual((report.privacy_unit, report.num_rounds), ('speaker', 3))

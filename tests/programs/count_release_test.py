@@ -19,6 +19,7 @@ from tff_asr.privacy import calibration
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import privacy_report
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 from tff_asr.programs import count_release
 from tff_asr.programs import public_data
 from tff_asr.storage import model_file
@@ -37,7 +38,9 @@ def finished_run(folder: str, corpus: str, **changes) -> str:
   os.makedirs(folder)
   path = os.path.join(folder, run_dir.LEDGER)
   cost = accounting.RoundGroup(
-      sampling=settings['sampling'], noise_multiplier=2.0
+      sampling=settings['sampling'],
+      noise_multiplier=2.0,
+      strategy=settings.get('strategy'),
   )
   with ledger_lib.create(
       path, privacy_unit=settings['privacy_unit']
@@ -190,7 +193,7 @@ class CountReleaseTest(cases.TestCase):
     other = fakes.write_split(self.path('other'), {'eve': 1})
     for message, changes in (
         ('does not have the clients that', dict(corpus=other)),
-        ('has 3 of the private speakers', dict(public_corpora=[self.corpus])),
+        ('3 speakers are private in', dict(public_corpora=[self.corpus])),
         ('comes twice', dict(speakers=_counts('ann', 'bob', 'ann'))),
         ('is not of the corpus', dict(speakers=_counts('eve'))),
         (
@@ -208,11 +211,16 @@ class CountReleaseTest(cases.TestCase):
   @parameterized.named_parameters(
       ('recordings', dict(privacy_unit='example'), r'single units \(example\)'),
       (
-          'fixed_size',
-          dict(sampling=accounting.Sampling(
-              kind='fixed_size', cohort_size=10, population=1000
-          )),
-          'REPLACE_ONE',
+          'min_sep',
+          dict(
+              sampling=accounting.Sampling(
+                  kind='min_sep', cohort_size=10, population=1000, min_sep=100
+              ),
+              strategy=strategies.Toeplitz(
+                  output_scale=(2**29,), buf_decay=(2**29,)
+              ),
+          ),
+          'REPLACE_SPECIAL',
       ),
   )
   def test_other_ledgers_are_refused(self, changes, message):

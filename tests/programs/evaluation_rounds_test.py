@@ -4,6 +4,7 @@ The rounds themselves are tested with those of `private_evaluation`.
 """
 
 import asyncio
+from collections.abc import Callable
 import dataclasses
 import functools
 import json
@@ -14,6 +15,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
+from dp_accounting import pld
 from dp_accounting import rdp
 import numpy as np
 import tensorflow_federated as tff
@@ -130,9 +132,15 @@ def _train(output_dir: str, **changes) -> tuple[dict[str, Any], str]:
     return runs.train(federated.FederatedTraining, **arguments)
 
 
-def _epsilon(num_rounds: int, num_evaluations: int) -> float:
+def _epsilon(
+    num_rounds: int,
+    num_evaluations: int,
+    build_accountant: Callable[
+        [], dp_accounting.PrivacyAccountant
+    ] = pld.PLDAccountant,
+) -> float:
   """Epsilon of rounds and evaluations, composed by dp_accounting itself."""
-  accountant = rdp.RdpAccountant()
+  accountant = build_accountant()
   sampler_epsilon = 0.0
   for noise_multiplier, count in (
       (_TRAINING_NOISE, num_rounds), (_EVALUATION_NOISE, num_evaluations)
@@ -191,8 +199,14 @@ class EvaluationRoundsTest(cases.TestCase):
 
     rows = runs.metrics(self.run)
     for row, counts in zip(rows, [(1, 0), (2, 1), (3, 1), (4, 2)], strict=True):
+      # PLD leads, on a grid that is coarser than the report's, RDP is beside it.
+      self.assertBetween(
+          float(row['epsilon']) / _epsilon(*counts), 1 - 1e-9, 1.001
+      )
       self.assertAlmostEqual(
-          float(row['epsilon']), _epsilon(*counts), places=9
+          float(row['epsilon_rdp']),
+          _epsilon(*counts, rdp.RdpAccountant),
+          places=9,
       )
       self.assertEqual(
           row['noised_word_error_rate_low'] != '', counts[0] % 2 == 0
@@ -205,21 +219,27 @@ class EvaluationRoundsTest(cases.TestCase):
           float(row['noised_word_error_rate_high']),
           found['word_error_rate']['high'],
       )
-      self.assertAlmostEqual(found['total_epsilon'], float(row['epsilon']))
-      self.assertAlmostEqual(found['epsilon'], _epsilon(0, 1), places=9)
+      counts = found['round'], found['round'] // 2
+      self.assertAlmostEqual(found['total_epsilon'], _epsilon(*counts), places=6)
+      # Without this evaluation.
+      self.assertAlmostEqual(
+          found['epsilon_before'], _epsilon(counts[0], counts[1] - 1), places=6
+      )
+      self.assertBetween(found['epsilon'] / _epsilon(0, 1), 1 - 1e-9, 1.001)
+      self.assertTrue(found['private'])
       self.assertTrue(found['trained_on'])
     self.assertEqual(list(results['noised_word_error_rate_low']), [2, 4])
     self.assertRegex(printed, r'private people WER .* \(round 4\)')
 
     privacy = results['privacy']
-    self.assertAlmostEqual(privacy['epsilon_rdp'], _epsilon(4, 2), places=9)
+    self.assertAlmostEqual(privacy['epsilon_pld'], _epsilon(4, 2), places=6)
     self.assertEqual(privacy['releases'], {'evaluation': 2})
     with open(self.file('privacy_report.txt'), encoding='utf-8') as f:
       report = ' '.join(f.read().split())
     self.assertIn(
         '2 of these rounds released noised word error rates of speakers, and '
         'no model; without them epsilon would be '
-        f'{privacy_report.format_epsilon(_epsilon(4, 0))} by RDP',
+        f'{privacy_report.format_epsilon(_epsilon(4, 0))}',
         report,
     )
 
@@ -289,7 +309,7 @@ class EvaluationRoundsTest(cases.TestCase):
       _train(
           self.path('other'),
           private_evaluation=_settings(every=1),
-          target_epsilon=_epsilon(1, 0),
+          target_epsilon=1.001 * _epsilon(1, 0),
       )
     self.assertFalse(os.path.exists(self.path('other')))
 
@@ -308,7 +328,7 @@ class EvaluationRoundsTest(cases.TestCase):
         _train(self.run)
     self.assertEqual(self.charged(), (2, 0))
     with self.assertLogs('absl', 'WARNING') as logs:
-      results, _ = _train(self.run, target_epsilon=_epsilon(2, 0))
+      results, _ = _train(self.run, target_epsilon=1.001 * _epsilon(2, 0))
     self.assertIn('after round 2 is left out', ''.join(logs.output))
     self.assertEqual((results['rounds'], self.charged()), (2, (2, 0)))
 

@@ -290,6 +290,7 @@ class BeamSearchTest(cases.TestCase):
       for rate, counts, unit in (
           ('word_error_rate', 'speakers', 'words'),
           ('character_error_rate', 'characters', 'characters'),
+          ('sentence_error_rate', 'sentences', 'sentences'),
       ):
         found = word_errors.total(
             word_errors.WordErrors(*counted.values())
@@ -335,7 +336,7 @@ class BeamSearchTest(cases.TestCase):
     public_data.write(
         self.path('run'), [public_data.source(dev, is_private=True)]
     )
-    with self.assertRaisesRegex(ValueError, '1 dev speakers are private'):
+    with self.assertRaisesRegex(ValueError, '1 speakers are private'):
       self.evaluate(dev_dir=self.path('dev'))
     self.assertFalse(os.path.exists(self.path('run/test.json')))
 
@@ -346,7 +347,7 @@ class BeamSearchTest(cases.TestCase):
     # 'a b c' read as 'abc' has no errors; of 'a' it changes none.
     result, printed = self.evaluate(rules=['compounds', 'digits'])
     self.assertEqual(result['normalization'], ['compounds', 'digits'])
-    self.assertIn('of 3 speakers, compounds, digits\n', printed)
+    self.assertIn('of 3 speakers, normalised by compounds, digits\n', printed)
     evaluated = evaluation.Evaluation(
         hypotheses=[evaluation.EvaluatedUtterance('x', 'x', 'a b c', 'ab c')],
         loss=0.0,
@@ -424,8 +425,8 @@ class EvaluateRecognizerTest(cases.TestCase):
     # The interval is from the better speaker's rate to the worse one's.
     self.assertEqual(
         printed,
-        'whisper: WER 42.86 % (25.00 to 66.67), CER 45.45 % of 7 words of 2 '
-        'speakers\n',
+        'whisper: WER 42.86 % (25.00 to 66.67), CER 45.45 %, SER 66.67 % of 7 '
+        'words of 2 speakers\n',
     )
     with open(os.path.join(folder, 'test.json'), encoding='utf-8') as f:
       self.assertEqual(json.load(f), result)
@@ -439,7 +440,7 @@ class EvaluateRecognizerTest(cases.TestCase):
     )
     self.assertEqual(result['word_error_rate'], 0.0)
     self.assertEqual(result['normalization'], ['hyphens'])
-    self.assertEndsWith(printed, ' speakers, hyphens\n')
+    self.assertEndsWith(printed, ' speakers, normalised by hyphens\n')
     with self.assertRaisesRegex(ValueError, 'rule must be one of'):
       self.evaluate(texts, client_data=self.data(), rules=['x'])
 

@@ -171,9 +171,9 @@ def _report(run: str) -> privacy_report.PrivacyReport:
   )
 
 
-def _epsilon(num_rounds: int) -> float:
-  """What the tests' rounds cost by RDP at their delta."""
-  rounds = accounting.RoundGroup(
+def _rounds(num_rounds: int) -> accounting.RoundGroup:
+  """The tests' rounds."""
+  return accounting.RoundGroup(
       sampling=accounting.Sampling(
           kind='poisson', cohort_size=_COHORT_SIZE, population=len(_CLIENTS)
       ),
@@ -184,7 +184,18 @@ def _epsilon(num_rounds: int) -> float:
           num_elements=weights_lib.num_parameters(_shared()['model'].specs),
       ),
   )
-  return accounting.epsilon([rounds], delta=1e-5)
+
+
+def _epsilon(num_rounds: int) -> float:
+  """What the tests' rounds cost by RDP at their delta."""
+  return accounting.epsilon([_rounds(num_rounds)], delta=1e-5)
+
+
+def _target(num_rounds: int) -> float:
+  """A target that allows this many rounds by PLD, and fewer by RDP."""
+  target = accounting.leading_epsilon([_rounds(num_rounds)], delta=1e-5) * 1.001
+  assert target < _epsilon(num_rounds)
+  return target
 
 
 class _RunTestCase(cases.TestCase):
@@ -290,7 +301,8 @@ class WholeRunTest(_RunTestCase):
     self.assertEqual(
         set(rows[1]),
         {
-            'round', 'epsilon', 'dev_character_error_rate', 'dev_loss',
+            'round', 'epsilon', 'epsilon_rdp',
+            'dev_character_error_rate', 'dev_loss', 'dev_sentence_error_rate',
             'dev_token_error_rate', 'dev_word_error_rate', 'num_roll_backs',
             'aggregator/dp_query_metrics/l2_norm_clip',
             'aggregator/dp_query_metrics/noise_stddev_on_sum',
@@ -322,7 +334,10 @@ class WholeRunTest(_RunTestCase):
         self.assertNotIn(name, text)
     for figure in ('loss ', 'clients ', 'audio '):
       self.assertNotRegex(printed, rf'round 2 of 2.*\b{figure}')
-    self.assertRegex(printed, r'round 2 of 2.*epsilon \(RDP\) [\d.]+, dev WER .* \(round 2\)')
+    self.assertRegex(
+        printed,
+        r'round 2 of 2.*epsilon \(PLD\) [\d.]+, dev WER .* \(round 2\)',
+    )
     # The number of the round, in place of the time; the settings come first.
     (events,) = pathlib.Path(self.run, 'tensorboard').iterdir()
     times = [
@@ -335,8 +350,9 @@ class WholeRunTest(_RunTestCase):
     self.assertEmpty(read.metric('train_loss'))
 
   def test_digests_of_the_clients_are_only_in_a_file_of_the_owner(self):
-    (source,) = public_data.read(self.run)
-    self.assertTrue(source.is_private)
+    source, dev = public_data.read(self.run)
+    self.assertEqual((source.is_private, source.role), (True, 'trained'))
+    self.assertEqual((dev.is_private, dev.role), (False, 'dev'))
     digest = source.speakers_sha256
     self.assertEqual(
         seen.files_with([digest.encode(), bytes.fromhex(digest)], self.run),
@@ -666,8 +682,7 @@ class LedgerTest(_RunTestCase):
     return {name: leaves[name].tobytes() for name in names}
 
   def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
-    # Between what 3 and 4 rounds cost.
-    target = (_epsilon(3) + _epsilon(4)) / 2
+    target = _target(3)
     results, _ = _train(
         self.run, num_rounds=10, target_epsilon=target, save_every=5,
         evaluator=_evaluator(),
@@ -680,7 +695,7 @@ class LedgerTest(_RunTestCase):
     again, _ = _train(self.run, num_rounds=10, target_epsilon=target)
     self.assertEqual((again['rounds'], self.charged()), (3, 3))
     longer, _ = _train(
-        self.run, num_rounds=4, target_epsilon=_epsilon(5)
+        self.run, num_rounds=4, target_epsilon=_target(5)
     )
     self.assertEqual(longer['rounds'], 4)
     self.assertEqual(self.charged(), 4)
@@ -692,7 +707,7 @@ class LedgerTest(_RunTestCase):
         self.run,
         configuration=_LONGER,
         num_rounds=5,
-        target_epsilon=_epsilon(3),
+        target_epsilon=_target(3),
     )
     self.assertEqual((results['rounds'], self.charged()), (3, 3))
 
@@ -720,6 +735,17 @@ class LedgerTest(_RunTestCase):
     self.assertEqual(results['privacy']['rounds'], 5)
     self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
     self.assertIn('Privacy of each speaker: ', printed)
+    # Said before the first round: of 3 rounds, and of 5.
+    before, after = (
+        privacy_report.format_epsilon(
+            accounting.leading_epsilon([_rounds(count)], delta=1e-5)
+        )
+        for count in (3, 5)
+    )
+    self.assertIn(
+        f'privacy: epsilon {before} -> {after} at delta 1e-05: private\n',
+        printed,
+    )
     self.assertIn(
         '3 of these rounds belong to runs',
         _read(os.path.join(second, 'privacy_report.txt')),
@@ -732,8 +758,8 @@ class LedgerTest(_RunTestCase):
     with self.assertRaisesRegex(
         ValueError, r'with those of INIT_FROM_RUN \(5\)'
     ):
-      _train(third, init_from_run=second, target_epsilon=_epsilon(5))
-    results, _ = _train(third, init_from_run=second, target_epsilon=_epsilon(6))
+      _train(third, init_from_run=second, target_epsilon=_target(5))
+    results, _ = _train(third, init_from_run=second, target_epsilon=_target(6))
     self.assertEqual(results['rounds'], 1)
 
   def test_invalidations_of_the_seed_run_apply_to_the_run(self):
@@ -812,7 +838,7 @@ class LedgerTest(_RunTestCase):
       _train(
           self.run,
           num_rounds=3,
-          target_epsilon=_epsilon(3),
+          target_epsilon=_target(3),
           context=_perturbing(),
       )
     self.assertEqual(self.charged(), 3)

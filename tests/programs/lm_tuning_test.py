@@ -134,7 +134,7 @@ class LmTuningTest(cases.TestCase):
         self.run_, [public_data.source(self.dev, is_private=True)]
     )
     with self.assertRaisesRegex(
-        ValueError, '2 dev speakers are private in the training of .*run'
+        ValueError, '2 speakers are private in .*run'
     ):
       self.tune(('ab', np.zeros([2, 5], np.float32)))
     self.assertFalse(os.path.exists(os.path.join(self.run_, 'decoding.json')))

@@ -120,6 +120,13 @@ class PersonalizeTest(cases.TestCase):
     )
     # Before, the model outputs another word than everybody says.
     self.assertEqual((ann['words'], ann['errors'][0]), (2, 2))
+    # Each utterance is one word.
+    self.assertEqual(ann['wrong_sentences'], ann['errors'])
+    self.assertEqual((ann['sentences'], bob['sentences']), (2, bob['words']))
+    self.assertEqual(two['sentence_rate_before'], 1.0)
+    self.assertEqual(everything['sentence_rate_after'], everything['rate_after'])
+    self.assertEqual(everything['sentence_difference']['estimate'],
+                     everything['difference']['estimate'])
     self.assertEqual(ann['errors'][3], 0)
     self.assertRegex(
         printed,

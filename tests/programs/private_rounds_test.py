@@ -450,15 +450,12 @@ class PlanTest(_TestCase):
       with ledger.create(first) as opened:
         opened.append(charged(0, 1))
         parent = first, opened.head
-      planned = private_rounds.planned_charges(
-          _state(sampling),
-          sampling=sampling,
-          num_rounds=100,
-          inherited=ledger.read_inherited(
-              parent, privacy_unit='speaker'
-          ).charges,
+      planned = ledger.read_inherited(
+          [parent], privacy_unit='speaker'
+      ).charges.after(
+          range(100), private_rounds.cost(_state(sampling), sampling)
       )
-      with ledger.create(second, parent=parent) as opened:
+      with ledger.create(second, parents=[parent]) as opened:
         for number in range(100):
           opened.append(charged(number, 2))
         rounds = opened.contents.rounds
@@ -485,7 +482,7 @@ class PlanTest(_TestCase):
     ) as opened:
       opened.append(fakes.charged_round(0, sampling=_POISSON, **charged))
       runner = _runner(opened, delta=other['delta'])
-      self.assertEqual(runner.is_private(runner.epsilon()), private)
+      self.assertEqual(runner.is_private(runner.epsilons()[0]), private)
 
   def test_a_target_below_the_first_round_is_refused(self):
     inherited = ledger.Charges()

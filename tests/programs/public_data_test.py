@@ -1,5 +1,6 @@
 """Tests of tff_asr.programs.public_data; see also federated_test."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -16,7 +17,7 @@ from tff_asr.storage import run_dir
 _PRIVATE = {'ann': 2, 'bob': 1, 'cai': 3}
 
 
-class PublicDataTest(cases.TestCase):
+class _TestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -56,6 +57,9 @@ class PublicDataTest(cases.TestCase):
     os.makedirs(folder, exist_ok=True)
     public_data.write(folder, self.check(data, **settings).sources)
     return folder
+
+
+class PublicDataTest(_TestCase):
 
   def assert_refused(self, reason, *args, **settings):
     """A run is refused in one line, or trains and gives the reason."""
@@ -236,3 +240,119 @@ class PublicDataTest(cases.TestCase):
     found = public_data.count_overlap(run, test)
     self.assertEqual(found, (0, False))
     self.assertIn('could not be checked', found.words)
+
+# What is refused (docs/privacy.md, "What is public"): by what a run has done
+# with people, the commands that may not have them.
+_PROTECTED = ('trained privately', 'evaluated', 'counted')
+_MADE_MODEL = ('trained', 'selected')
+_SHOWN = ('dev', 'tuning', 'test')
+_REFUSED = {
+    **dict.fromkeys(_PROTECTED, ('trained', 'selected', 'dev', 'tuning')),
+    **dict.fromkeys(
+        _MADE_MODEL, ('trained privately', 'evaluated', 'counted')
+    ),
+    # The model does not depend on them, and so its children do not either.
+    **dict.fromkeys(_SHOWN, ('evaluated', 'counted')),
+}
+
+
+class RolesTest(_TestCase):
+
+  def use(self, run, data, role):
+    """Uses people in a run's child, or in a command with its model."""
+    other = self.data('child_data', {'eve': 1}, overwrite=True)
+    settings = dict(init_from_run=run)
+    if role == 'trained privately':
+      return self.check(data, is_protected=True, **settings)
+    if role == 'trained':
+      return self.check(data, **settings)
+    if role in ('dev', 'selected'):
+      return self.check(
+          other, dev_data=data, selects_on_dev=role == 'selected',
+          is_protected=True, **settings,
+      )
+    return public_data.add(run, data, role=role)
+
+  def folder_of(self, role):
+    """A run that has done something with three people."""
+    run = self.path('run')
+    os.makedirs(run)
+    public_data.write(run, [public_data.source(
+        self.private,
+        is_private=role in _PROTECTED,
+        role=role.split()[0],
+    )])
+    return run
+
+  @parameterized.product(before=[*_REFUSED], command=[*_REFUSED])
+  def test_commands_keep_to_the_table(self, before, command):
+    run = self.folder_of(before)
+    listed = public_data.read(run)
+    data = self.data('others', {'bob': 2, 'dee': 1})
+    if command in _REFUSED[before]:
+      with self.assertRaisesRegex(ValueError, '1 (of the 3|of the 2|speakers)'):
+        self.use(run, data, command)
+      self.assertEqual(public_data.read(run), listed)
+      # Others are welcome.
+      data = self.data('strangers', {'dee': 1})
+    found = self.use(run, data, command)
+    sources = getattr(found, 'sources', public_data.read(run))
+    own = public_data.source(
+        data, is_private=command in _PROTECTED, role=command.split()[0]
+    )
+    self.assertIn(own, sources)
+    # A run's list keeps all; a child inherits what its model depends on.
+    self.assertEqual(
+        listed[0] in sources, not hasattr(found, 'sources')
+        or before not in _SHOWN
+    )
+    if command == 'test':
+      self.assertEqual(
+          found.words.startswith('NOT PRIVATE: 1 of these speakers'),
+          before in _PROTECTED,
+      )
+
+  def test_an_evaluated_person_is_refused_as_dev_and_a_dev_one_is_not_evaluated(
+      self,
+  ):
+    # In the order in which they once were accepted.
+    dev = self.data('dev', {'dee': 1, 'eve': 1})
+    run = self.run_of('run', self.private, is_protected=True, dev_data=dev)
+    with self.assertRaisesRegex(
+        ValueError, r'2 of the 2 people are public in .*run \(dev\)'
+    ):
+      public_data.add(run, dev, role='evaluated')
+    # So the same dev set still serves a run from it, and LM tuning.
+    self.check(
+        self.private, is_protected=True, dev_data=dev, init_from_run=run
+    )
+    public_data.add(run, dev, role='tuning')
+
+  def test_an_unknown_list_stays_unknown(self):
+    run = self.path('unknown')
+    os.makedirs(run)
+    with ledger_lib.create(os.path.join(run, run_dir.LEDGER)):
+      pass
+    data = self.data('test', {'ann': 1})
+    for _ in range(2):
+      self.assertFalse(public_data.add(run, data, role='test').is_checked)
+    with self.assertLogs('absl', level='WARNING') as logs:
+      public_data.add(run, self.data('x', {'fay': 1}), role='evaluated')
+    self.assertIn('could not be compared', logs.output[0])
+
+  def test_a_list_of_an_older_version_has_no_dev_set(self):
+    run = self.folder_of('trained privately')
+    path = pathlib.Path(run, public_data.FILE)
+    (entry,) = json.loads(path.read_text())
+    del entry['role']
+    for was_evaluated in (False, True):
+      path.write_text(json.dumps([entry | {'is_evaluated': was_evaluated}]))
+      self.assertEqual(
+          public_data.is_trained_on(run, self.private), not was_evaluated
+      )
+      with self.assertLogs('absl', level='WARNING'):
+        public_data.check(run, self.data(
+            'x', {'fay': 1}, overwrite=True
+        ), role='evaluated')
+      with self.assertRaisesRegex(ValueError, 'private in'):
+        public_data.check(run, self.private, role='tuning')

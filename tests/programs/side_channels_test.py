@@ -39,6 +39,7 @@ from tff_asr.privacy import queries
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
+from tff_asr.programs import progress
 from tff_asr.programs import public_data
 from tff_asr.recognition import export
 from tff_asr.reports import model_card
@@ -101,6 +102,8 @@ class SideChannelsTest(cases.TestCase):
         ),
         mock.patch.object(secrets, 'token_hex', lambda size: '0' * 2 * size),
         mock.patch.object(ledger_lib.Ledger, 'file_identity', 7),
+        # Otherwise a log has one more line if ten seconds have passed.
+        mock.patch.object(progress, '_SECONDS_BETWEEN_LINES', 0.0),
     ):
       yield
 

@@ -6,7 +6,6 @@ import os
 import pathlib
 import sys
 import types
-from unittest import mock
 
 import numpy as np
 
@@ -50,8 +49,17 @@ def installed() -> Iterator[Model]:
           set_random_seed=lambda seed: None, set_log_level=lambda level: None
       ),
   }
-  with mock.patch.dict(sys.modules, modules):
+  # Not by `mock.patch.dict`, which forgets what is imported meanwhile.
+  before = {name: sys.modules.get(name) for name in modules}
+  sys.modules.update(modules)
+  try:
     yield Model
+  finally:
+    for name, module in before.items():
+      if module is None:
+        del sys.modules[name]
+      else:
+        sys.modules[name] = module
 
 
 def write(folder: str, *, model: bytes = b'') -> str:

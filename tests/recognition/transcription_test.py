@@ -1,6 +1,8 @@
 """Tests of tff_asr.recognition.transcription."""
 
+import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -46,6 +48,68 @@ class TranscriptionTest(cases.TestCase):
     self.assertEqual(
         self.transcribe(two, one), f'{two}\tw0 w1\n{one}\tw0\n'
     )
+
+  def stereo(self, name: str) -> str:
+    """A call: the left person speaks 1 s, the right one says nothing."""
+    path = self.path(name)
+    samples = np.zeros([16000, 2])
+    samples[:, 0] = 0.5
+    soundfile.write(path, samples, 16000)
+    return path
+
+  def peaks(self, *paths: str, **options) -> tuple[dict[str, int], str]:
+    """The largest sample of each waveform that is decoded, and stderr."""
+    found = {}
+
+    def recognizer(waveforms):
+      for name, waveform in waveforms:
+        found[name] = int(waveform.max())
+        yield from _recognizer([(name, waveform)])
+
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+      transcription.transcribe(paths, recognizer=recognizer, **options)
+    return found, stderr.getvalue()
+
+  def test_channels_are_averaged_with_a_line_or_taken_apart(self):
+    call, mono = self.stereo('call.wav'), self.audio('mono.wav')
+    found, told = self.peaks(call, mono)
+    self.assertEqual(found, {call: 2**13, mono: 0})
+    self.assertRegex(
+        told, r'The channels of 1 files were averaged; .*--channel=0, 1 or each'
+    )
+    for channel, peak in (('0', 2**14), ('1', 0)):
+      found, told = self.peaks(call, channel=channel)
+      self.assertEqual(found, {call: peak})
+      self.assertNotIn('averaged', told)
+    found, told = self.peaks(call, mono, channel='each')
+    self.assertEqual(found, {
+        f'{call}-channel-0': 2**14, f'{call}-channel-1': 0,
+        f'{mono}-channel-0': 0,
+    })
+    self.assertNotIn('averaged', told)
+    self.transcribe(
+        call, channel='each', output_format='srt', output_dir=self.path('out')
+    )
+    self.assertCountEqual(
+        os.listdir(self.path('out')),
+        ['call-channel-0.srt', 'call-channel-1.srt'],
+    )
+
+  def test_bad_channels(self):
+    call = self.stereo('call.wav')
+    for channel in ('both', '-1', '1.0'):
+      with self.assertRaisesRegex(ValueError, 'channel must be a number from'):
+        self.transcribe(call, channel=channel)
+    with self.assertRaisesRegex(ValueError, 'an SRT: give --output_dir'):
+      self.transcribe(call, channel='each', output_format='srt')
+    with self.assertRaisesRegex(
+        transcription.UnreadableError, r'no such channel \(2 of 2, counted'
+    ):
+      self.transcribe(call, channel='2')
+    pathlib.Path(call).write_bytes(b'no audio')
+    with self.assertRaisesRegex(transcription.UnreadableError, 'call.wav'):
+      self.transcribe(call, channel='each')
 
   def test_files_with_an_ending_of_audio_in_folders_are_transcribed(self):
     paths = [
@@ -168,7 +232,7 @@ class TranscriptionTest(cases.TestCase):
         (['nowhere.wav'], {}, 'nowhere.wav does not exist'),
         ([one, one], {}, 'one.wav is given more than once'),
         ([one], {'output_format': 'vtt'}, 'output_format'),
-        ([one, two], {'output_format': 'srt'}, '2 files need one SRT each'),
+        ([one, two], {'output_format': 'srt'}, 'each file and channel needs'),
         ([one, two], {'output_dir': out}, 'would both be written as one'),
     ):
       with self.assertRaisesRegex(ValueError, message):

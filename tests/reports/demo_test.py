@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 import contextlib
+import hmac
 import http.client
 import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from typing import Any
@@ -16,6 +19,7 @@ from unittest import mock
 from urllib import parse
 from urllib import request
 
+from absl.testing import parameterized
 import numpy as np
 import pytest
 import soundfile
@@ -92,9 +96,10 @@ class DemoTest(cases.TestCase):
     host = parse.urlsplit(self.server.url).netloc
     connection = http.client.HTTPConnection(host, timeout=10)
     self.addCleanup(connection.close)
-    headers = {'Origin': f'http://{host}'} | {
-        name.replace('_', '-'): value for name, value in headers.items()
-    }
+    headers = {
+        'Origin': f'http://{host}',
+        'Authorization': self.server.token,
+    } | {name.replace('_', '-'): value for name, value in headers.items()}
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), answer.headers
@@ -164,6 +169,99 @@ class DemoTest(cases.TestCase):
       status, text, _ = self.ask('GET', '/runs', Host=host)
       self.assertIn(status, (400, 403), host)
       self.assertNotIn('test_wer', text)
+
+  @parameterized.parameters(
+      ('GET', '/'), ('GET', '/runs'), ('POST', '/transcribe'), ('GET', '/no'),
+      ('POST', '/'), ('GET', '/%2e%2e/runs'),
+  )
+  def test_nothing_is_answered_without_the_token(self, method, path):
+    token = self.server.token
+    self.assertGreaterEqual(len(token), 32)
+    for given in (
+        '', 'x', token[:-1], f'{token}x', f'token {token}', token.swapcase(),
+        '\xe9',
+    ):
+      status, text, _ = self.ask(
+          method, path, _tone(0.1), Authorization=given
+      )
+      self.assertEqual(status, 403, given)
+      self.assertIn('has a token', text)
+      self.assertNotIn(token, text)
+    for query in ('', '?token=', f'?token={token[1:]}', f'?Token={token}'):
+      status, _, _ = self.ask(
+          method, f'{path}{query}', _tone(0.1), Authorization=''
+      )
+      self.assertEqual(status, 403, query)
+    self.assertEmpty(self.models[0].waveforms)
+    # As it is refused with the token.
+    status, _, _ = self.ask(method, path, b'')
+    self.assertNotEqual(status, 403)
+
+  def test_the_printed_address_opens_the_page_which_sends_the_token(self):
+    url = parse.urlsplit(self.server.url)
+    status, text, _ = self.ask(
+        'GET', f'{url.path}?{url.query}', Authorization=''
+    )
+    self.assertEqual(status, 200)
+    self.assertNotIn(self.server.token, text)
+    self.assertIn("new URLSearchParams(location.search).get('token')", text)
+    sending = re.findall(r'fetch\([^;]*?\bheaders\b', text)
+    self.assertLen(sending, text.count('fetch('))
+    with demo.Server([], []) as other:
+      self.assertNotEqual(other.token, self.server.token)
+
+  def test_tokens_are_compared_in_constant_time(self):
+    compared = []
+    real = hmac.compare_digest
+
+    def compare(*both):
+      compared.append(both)
+      return real(*both)
+
+    with mock.patch.object(hmac, 'compare_digest', compare):
+      self.ask('GET', '/', Authorization='x')
+    self.assertEqual(compared, [(b'x', self.server.token.encode())])
+
+  def test_what_only_ffmpeg_reads_is_on_no_disk_and_named_in_no_answer(self):
+    # A program in its place says what it was given, and where.
+    program = pathlib.Path(self.path('ffmpeg'))
+    program.write_text(
+        '#!/bin/sh\n'
+        'for each; do case $each in file:*) file=${each#file:};; esac; done\n'
+        f'readlink $file > {self.path("where")}\n'
+        f'cat $file > {self.path("what")}\n'
+        'echo "file:$file: Invalid data found" >&2\n'
+        'echo "$file: Nothing was decoded" >&2\n'
+        'exit 1\n'
+    )
+    program.chmod(0o755)
+    # Nowhere to put a temporary file.
+    with mock.patch.dict(
+        os.environ, {'PATH': f'{self.root}:{os.environ["PATH"]}'}
+    ), mock.patch.object(tempfile, 'tempdir', self.path('nowhere')):
+      status, answer = self.transcribe(b'\x1aE\xdf\xa3 webm')
+    self.assertEqual(status, 400)
+    self.assertIn('ffmpeg: Nothing was decoded', answer['error'])
+    self.assertNotIn('/', answer['error'])
+    self.assertEqual(
+        pathlib.Path(self.path('what')).read_bytes(), b'\x1aE\xdf\xa3 webm'
+    )
+    where = pathlib.Path(self.path('where')).read_text()
+    self.assertStartsWith(where, '/memfd:')
+
+  def test_answers_name_no_path_of_this_computer(self):
+    for body in (b'', b'x', _tone(0.5)[:-100], b'ID3' + bytes(3000), b'RIFF'):
+      _, answer = self.transcribe(body)
+      self.assertNotIn('/', answer['error'].replace('`ffmpeg -i', ''))
+    # A defect of the program is told in its terminal only.
+    self.server.transcribe = mock.Mock(
+        side_effect=ValueError(f'{self.root} is no model.')
+    )
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+      with self.assertRaises(http.client.RemoteDisconnected):
+        self.transcribe(_tone(0.1))
+      while 'is no model' not in told.getvalue():
+        time.sleep(0.01)
 
   def test_only_the_page_itself_may_ask(self):
     for origin in ('http://evil.example', 'null', 'http://localhost:1', ''):

@@ -62,8 +62,9 @@ class ModelCardTest(absltest.TestCase):
 
   def test_the_card_names_a_language_model(self):
     self.assertIn(
-        'Characters: CER 10.0 %. With the language model words.arpa (order 2, '
-        'SHA-256 01234567): WER 20.0 %, CER 5.0 %.',
+        'Characters and sentences: CER 10.0 %, SER 20.0 %. With the language '
+        'model words.arpa (order 2, SHA-256 01234567): WER 20.0 %, CER 5.0 %, '
+        'SER 10.0 %.',
         self.card(
             privacy=run_folders.privacy(),
             errors={'ann': (4, 10)},
@@ -88,7 +89,7 @@ class ModelCardTest(absltest.TestCase):
     # 4 of 10 words; speakers 1/4 and 1/2.
     self.assertIn('WER 40.0 % on 10 words of 2 speakers', card)
     self.assertIn('median 37.5 %', card)
-    self.assertIn('Characters: CER 10.0 %.', card)
+    self.assertIn('Characters and sentences: CER 10.0 %, SER 20.0 %.', card)
     self.assertIn('By gender, age or accent: not measured.', card)
     self.assertIn('NOT PRIVATE: epsilon is 1234.0', card)
     self.assertRegex(

@@ -57,7 +57,8 @@ def write(
     results: Its results.json; None: it has not ended.
     hypotheses: Speaker, reference and hypothesis; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation. There
-      are four characters for each word, and as many wrong ones as words.
+      are four characters and two sentences for each word, and as many wrong
+      ones as words.
     errors_with_lm: The same of the decoding with a language model.
     attributes: Attributes of speakers.
     private: Fields of `public_data.OverlapCounts` of the evaluation.
@@ -116,6 +117,7 @@ def _counts(errors: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
       }
       for field, unit, scale in (
           ('speakers', 'words', 1), ('characters', 'characters', 4),
+          ('sentences', 'sentences', 2),
       )
   }
 

@@ -90,8 +90,10 @@ class RunsTest(cases.TestCase):
         {
             runs.WER: {'ann': (1, 0, 0, 4)},
             runs.CER: {'ann': (1, 0, 0, 16)},
+            runs.SER: {'ann': (1, 0, 0, 8)},
             runs.WER_WITH_LM: {'ann': (0, 0, 0, 4)},
             runs.CER_WITH_LM: {'ann': (0, 0, 0, 16)},
+            runs.SER_WITH_LM: {'ann': (0, 0, 0, 8)},
         },
     )
 
@@ -105,6 +107,15 @@ class RunsTest(cases.TestCase):
         ValueError, "test.json has no 'characters': evaluate the run again"
     ):
       runs.read([folder])
+
+  def test_an_evaluation_without_sentences_is_older_and_has_no_rate(self):
+    folder = self.write('run', errors={'ann': (1, 4)})
+    path = pathlib.Path(folder, 'test.json')
+    content = json.loads(path.read_text())
+    del content['sentences']
+    path.write_text(json.dumps(content))
+    (run,) = runs.read([folder])
+    self.assertCountEqual(run.scores, [runs.WER, runs.CER])
 
   def test_missing_fields_are_none_or_empty(self):
     run = run_folders.read(self.path('run'))

@@ -103,7 +103,7 @@ class PersonalizationTest(absltest.TestCase):
     self.assertLen(lines[0], len(titles))
     # Of 50, 20 and 10 %; one of three is better, none is worse.
     self.assertEqual(lines[0][6], '20.0')
-    self.assertEqual(lines[0][8:], ['50.0', '40.0', '33.3', '0.0'])
+    self.assertEqual(lines[0][8:], ['50.0', '40.0', '33.3', '0.0', '', ''])
 
 
 class SpreadTest(absltest.TestCase):

@@ -61,9 +61,9 @@ class SummaryTest(cases.TestCase):
     row = self.row('DP', 9, 9, 9, 9, 9, with_lm=(4, 0, 1, 8, 2))
     # Rates 0, .1, .2, .4, .8 with the language model.
     _, line = summary.quartiles([row])
-    self.assertEqual(line, ['DP', '10.0', '20.0', '40.0'])
+    self.assertEqual(line, ['DP', '10.0', '20.0', '40.0', '15.0'])
     _, line = summary.quartiles([self.row('greedy', 5, 1, 3)])
-    self.assertEqual(line, ['greedy', '20.0', '30.0', '40.0'])
+    self.assertEqual(line, ['greedy', '20.0', '30.0', '40.0', '15.0'])
 
   def test_transcripts_that_differ_are_counted_and_shown(self):
     other = ['one', 'to', 'tree', 'fore', 'five', 'sicks']

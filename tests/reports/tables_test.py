@@ -50,6 +50,9 @@ class TablesTest(cases.TestCase):
         'minus seed (95 %)': ['', '-30.0 (-30.0 to -30.0)', ''],
         # Four characters a word, and one wrong one in a wrong word.
         'CER %': ['17.5', '10.0 +- 3.5', '20.0'],
+        # Two sentences a word, and one wrong one for a wrong word.
+        'SER %': ['35.0', '20.0 +- 7.1', '40.0'],
+        'SER: minus seed (95 %)': ['', '-15.0 (-15.0 to -15.0)', ''],
         'epsilon': ['', 'infinite', ''],
         'private': ['public data', 'NOT PRIVATE', 'public data'],
         'cohort of population': ['', '10 of 100', ''],
@@ -78,6 +81,9 @@ class TablesTest(cases.TestCase):
         # Both speakers gain two words of ten.
         'minus untrained (95 %)': ['', '-20.0 (-20.0 to -20.0)'],
         'CER %': ['12.5', '7.5'],
+        # Twice as many sentences as words, and as many wrong ones.
+        'SER %': ['25.0', '15.0'],
+        'SER: minus untrained (95 %)': ['', '-10.0 (-10.0 to -10.0)'],
         'private': ['public data', 'public data'],
         'seconds': ['', '10'],
     })
@@ -100,6 +106,11 @@ class TablesTest(cases.TestCase):
     found = self.overview(*rows)
     self.assertEqual(found['WER % with LM'], ['30.0', '20.0', ''])
     self.assertEqual(found['CER % with LM'], ['7.5', '5.0', ''])
+    self.assertEqual(found['SER % with LM'], ['15.0', '10.0', ''])
+    self.assertEqual(
+        found['SER with LM: minus seed (95 %)'],
+        ['', '-5.0 (-5.0 to -5.0)', ''],
+    )
     self.assertEqual(
         found['with LM: minus seed (95 %)'],
         ['', '-10.0 (-10.0 to -10.0)', ''],
@@ -151,19 +162,20 @@ class TablesTest(cases.TestCase):
         },
     )
 
-  def test_linear_contrast_by_hand(self):
-    seed = tables.Row('seed', [self.run_('seed', 8, 6)])
-    pair = tables.Row('pair', [self.run_('x', 4, 2), self.run_('y', 6, 4)])
-    # The pair's mean errors are 5 and 3, minus twice 8 and 6: -11 and -9.
+
+  def test_intervals_of_sentences_are_over_speakers(self):
+    # Of 20 sentences each speaker has 2, 2 and 8 less wrong.
+    rows = [
+        tables.Row('seed', [self.run_('seed', 8, 6, 9)]),
+        tables.Row('ours', [self.run_('ours', 6, 4, 1)]),
+    ]
+    expected = confidence.difference([6, 4, 1], [8, 6, 9], [20, 20, 20])
+    self.assertEqual(round(expected.estimate, 6), -0.2)
+    self.assertLess(expected.low, -0.3)
     self.assertEqual(
-        tables.linear_contrast([(pair, 1, 0.01), (seed, -2, 0.005)]),
-        confidence.linear_contrast(
-            [-11, -9], [10, 10], seed_variance=0.01 + 4 * 0.005
-        ),
+        self.overview(*rows)['SER: minus seed (95 %)'],
+        ['', tables.interval(expected)],
     )
-    other = tables.Row('other', [self.run_('other', 8)])
-    with self.assertRaisesRegex(ValueError, 'other was evaluated on other'):
-      tables.linear_contrast([(seed, 1, 0), (other, -1, 0)])
 
   def test_runs_of_a_row_must_have_the_same_speakers(self):
     for name, wrong in (('few', (1,)), ('none', ())):

@@ -105,6 +105,35 @@ class StateManagerTest(cases.TestCase):
     self.assertEqual(version, 1)
     np.testing.assert_array_equal(loaded['x'], np.ones(4))
 
+  def test_an_interrupt_leaves_a_state_and_its_secrets_whole(self):
+    secrets = os.path.join(self.root, 'secrets')
+    manager = checkpoints.StateManager(
+        os.path.join(self.root, 'states'), secrets_path=secrets
+    )
+    begun, may_go_on = threading.Event(), threading.Event()
+    real = state_file.write
+
+    def write(path, state):
+      begun.set()
+      may_go_on.wait(20.0)
+      real(path, state)
+
+    async def run():
+      task = asyncio.ensure_future(
+          manager.save({'a': np.ones(3)}, 1, secrets=(b'key',))
+      )
+      await asyncio.to_thread(begun.wait, 20.0)
+      task.cancel()
+      may_go_on.set()
+      await task
+
+    with mock.patch.object(state_file, 'write', write):
+      with self.assertRaises(asyncio.CancelledError):
+        asyncio.run(run())
+    loaded = asyncio.run(manager.load(1, {'a': np.zeros(3)}))
+    np.testing.assert_array_equal(loaded['a'], np.ones(3))
+    self.assertEqual(manager.read_secrets((b'',)), (b'key',))
+
   def test_a_state_of_another_configuration_is_an_error(self):
     manager = self._manager()
     asyncio.run(manager.save({'x': 1}, 1))
@@ -201,6 +230,27 @@ class SaverTest(parameterized.TestCase):
         raise kind('diverged')
 
     with self.assertRaisesRegex(kind, 'diverged'):
+      asyncio.run(run())
+    self.assertEqual(self.manager.saved, {1: 'a', 2: 'b'})
+
+  @parameterized.parameters('save', 'wait', 'end')
+  def test_an_interrupt_while_a_state_is_written_loses_no_state(self, where):
+
+    async def run():
+      self.manager.may_write.clear()
+      task, loop = asyncio.current_task(), asyncio.get_running_loop()
+      async with self.saver() as saver:
+        await saver.save('a', 1)
+        saver.offer('b', 2)
+        loop.call_later(0.05, task.cancel)
+        # Later than the interrupt.
+        loop.call_later(0.2, self.manager.may_write.set)
+        if where == 'save':
+          await saver.save('b', 2)
+        if where == 'wait':
+          await saver.wait()
+
+    with self.assertRaises(asyncio.CancelledError):
       asyncio.run(run())
     self.assertEqual(self.manager.saved, {1: 'a', 2: 'b'})
 

@@ -7,6 +7,7 @@ from unittest import mock
 import tensorflow as tf
 
 from tests import cases
+from tff_asr import files
 from tff_asr.storage import environment_fingerprint
 
 
@@ -21,6 +22,18 @@ class MachineTest(cases.TestCase):
       environment_fingerprint.check(self.root)
       self.write()
       environment_fingerprint.check(self.root)
+
+  def test_a_damaged_file_is_named_with_what_to_do(self):
+    path = environment_fingerprint.path(self.root)
+    for text in ('', '[]', '{}', '{"threads_per_op": "x"}', 'nul'):
+      files.write_text(path, text)
+      for read in (
+          environment_fingerprint.check, environment_fingerprint.restore_threads
+      ):
+        with self.assertRaisesRegex(
+            ValueError, f'^{path} is damaged .*: delete it, and the run takes'
+        ):
+          read(self.root)
 
   def test_another_machine_logs_its_differences_in_one_line(self):
     self.write(processor='abacus', tensorflow='1.0')

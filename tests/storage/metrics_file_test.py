@@ -45,6 +45,18 @@ class MetricsFileTest(cases.TestCase):
       self.release({key: rows[key] for key in range(9, 13)}, last=8)
       self.assertEqual(self.text(), whole, killed)
 
+  def test_events_go_through_no_link_that_leads_nowhere_yet(self):
+    folder = os.path.join(self.root, 'tensorboard')
+    os.mkdir(folder)
+    other = os.path.join(self.root, 'other')
+    os.symlink(other, os.path.join(folder, 'events.out.tfevents.0'))
+    manager = metrics_file.TensorBoardFile(folder, with_times=False)
+    asyncio.run(manager.release({'a': 1.0}, 1))
+    self.assertFalse(os.path.exists(other))
+    self.assertGreater(
+        os.path.getsize(os.path.join(folder, 'events.out.tfevents.1')), 0
+    )
+
   def test_a_row_is_on_disk_when_release_returns(self):
     manager = metrics_file.MetricsFile(self.path, last=0)
 

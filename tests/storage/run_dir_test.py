@@ -213,6 +213,24 @@ class RunFolderTest(cases.TestCase):
         run_dir.check_folder(self.path, configuration=_CONFIGURATION)
     self.open()
 
+  @parameterized.parameters(os.symlink, os.link)
+  def test_a_lock_that_is_a_link_changes_no_other_file(self, link):
+    other = os.path.join(self.root, 'other')
+    pathlib.Path(other).write_text('as it was')
+    os.makedirs(self.path)
+    link(other, os.path.join(self.path, 'run.lock'))
+    for take in (
+        self.open,
+        lambda: run_dir.RunLock(self.path),
+        lambda: run_dir.check_folder(self.path, configuration=_CONFIGURATION),
+    ):
+      with self.assertRaisesRegex(ValueError, 'run.lock is a link or no regul'):
+        take()
+    self.assertEqual(pathlib.Path(other).read_text(), 'as it was')
+    os.remove(os.path.join(self.path, 'run.lock'))
+    self.open()
+    self.assertEqual(pathlib.Path(other).read_text(), 'as it was')
+
   def test_the_lock_is_released_when_its_process_ends(self):
     folder = self.root  # Made here, and not in the child.
     reader, writer = os.pipe()

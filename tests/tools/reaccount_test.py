@@ -71,7 +71,7 @@ class ReaccountTest(cases.TestCase):
     for num_rounds, units in ((_ROUNDS, ['speaker', 'example']),
                               (0, ['example'])):
       path, _ = self.write(
-          'blt', f'{num_rounds}.jsonl', num_rounds, parent=parent,
+          'blt', f'{num_rounds}.jsonl', num_rounds, parents=[parent],
           privacy_unit='speaker',
       )
       found = list(reaccount.accounts(path))

@@ -74,6 +74,14 @@ def create_weighted_process(
   return _without_guarantee(inner, weight_type)
 
 
+def weigh_equally(values: tff.Value) -> tff.Value:
+  """Returns a weight of 1 for each client, while tracing."""
+  weigh = tff.tensorflow.computation(
+      lambda unused_value: tf.constant(1.0), values.type_signature.member
+  )
+  return tff.federated_map(weigh, values)
+
+
 def _state_without_guarantee(inner_state: clipping_lib.Nest) -> State:
   """The state of a process that adds no noise."""
   # The ledger charges an infinite epsilon for it.
@@ -115,10 +123,6 @@ def _without_guarantee(
         ),
     )
 
-  @tff.tensorflow.computation(value_type.member)
-  def weigh(unused_value):
-    return tf.constant(1.0)
-
   @tff.federated_computation
   def init_fn():
     return tff.federated_map(add_query_state, inner.initialize())
@@ -130,10 +134,8 @@ def _without_guarantee(
   )
   def next_fn(state, value, weight):
     del weight
-    # Client computation.
-    equal_weights = tff.federated_map(weigh, value)
-    # Inner aggregation.
-    output = inner.next(state.inner, value, equal_weights)
+    # Client computation, and inner aggregation.
+    output = inner.next(state.inner, value, weigh_equally(value))
     # Server computation.
     new_state, measurements = tff.federated_map(
         close_round, (state, output.state, output.measurements)

@@ -69,6 +69,19 @@ def build(
   return _DpMean(build_query, float(cohort_size))
 
 
+def build_unweighted(
+    *, build_query: queries.BuildQuery, cohort_size: float
+) -> tff.aggregators.UnweightedAggregationFactory:
+  """Builds the same mean for algorithms that take no weights.
+
+  They are `tff.learning.algorithms.build_unweighted_fed_avg` and others; see
+  `build` for the arguments. Its state is that of `build`.
+  """
+  return _UnweightedMean(
+      build(build_query=build_query, cohort_size=cohort_size)
+  )
+
+
 def build_distributed(
     *,
     build_query: Callable[
@@ -132,6 +145,25 @@ class _DpMean(aggregation.AccountedFactory):
         aggregate=tff.federated_sum,
         release=release,
     )
+
+
+class _UnweightedMean(tff.aggregators.UnweightedAggregationFactory):
+  """See `build_unweighted`."""
+
+  def __init__(self, weighted: aggregation.AccountedFactory):
+    self._weighted = weighted
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    inner = self._weighted.create(value_type, tff.TensorType(np.float32))
+
+    @tff.federated_computation(
+        inner.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      return inner.next(state, value, aggregation.weigh_equally(value))
+
+    return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
 
 class _DistributedMean(aggregation.AccountedFactory):

@@ -32,7 +32,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import threading
 from typing import BinaryIO
 
@@ -46,6 +45,7 @@ from tff_asr.features import log_mel
 
 SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
 ENCODINGS = ('pcm', 'flac')
+NO_CHANNEL = 'has no such channel'
 
 # libsndfile returns these as int16 without rounding.
 # 8-bit formats and mu-law and A-law codes decode to 16 bits or fewer.
@@ -195,7 +195,7 @@ def _take_channels(
   if max(channels) >= samples.shape[1]:
     raise AudioError(
         name,
-        'has no such channel',
+        NO_CHANNEL,
         f'{max(channels)} of {samples.shape[1]}, counted from 0',
     )
   return samples[:, list(channels)]
@@ -299,11 +299,15 @@ def _read_part(
   if stop != _UNKNOWN_FRAMES and stop - start > max_frames:
     raise AudioError(name, 'is too long', f'{stop - start:,} samples')
   # The base class's method: `_ForwardFile` says False to soundfile's read.
-  if soundfile.SoundFile.seekable(f):
-    f.seek(start)
-  # A file without seeking is decoded from its beginning.
-  elif start:
-    _read_frames(f, start, dtype=dtype)
+  # libsndfile's seeking fails in DWVW.
+  skipped = start  # A file without seeking is decoded from its beginning.
+  if soundfile.SoundFile.seekable(f) and not f.subtype.startswith('DWVW'):
+    # A frame of MP3 needs up to 511 bytes of those before it, which are less
+    # than a second.
+    skipped = min(start, f.samplerate) if f.subtype.startswith('MPEG') else 0
+    f.seek(start - skipped)
+  if skipped:
+    _read_frames(f, skipped, dtype=dtype)
   # One more shows that a file of unknown length is too long.
   samples = _read_frames(f, min(stop - start, max_frames + 1), dtype=dtype)
   if len(samples) > max_frames:
@@ -323,6 +327,11 @@ def _max_frames(f: soundfile.SoundFile, max_sec: float) -> int:
   )
 
 
+def _memory_file() -> BinaryIO:
+  """A file in memory with a descriptor; no folder has its name."""
+  return open(os.memfd_create('tff_asr'), 'w+b')
+
+
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
   """Drops the messages of libmpg123, which do not name the file.
@@ -331,7 +340,7 @@ def _without_messages() -> Iterator[None]:
   there meanwhile are written afterwards.
   """
   # Not a pipe, which would block when it is full.
-  with _stderr_lock, tempfile.TemporaryFile() as held:
+  with _stderr_lock, _memory_file() as held:
     stderr = os.dup(2)
     os.dup2(held.fileno(), 2)
     try:
@@ -416,12 +425,15 @@ def _run_ffmpeg(
   if program is None:
     return None
   with contextlib.ExitStack() as stack:
+    inherited = []
     if isinstance(source, bytes):
-      # Not a pipe: the index of an MP4 file may stand at its end.
-      file = stack.enter_context(tempfile.NamedTemporaryFile())
+      # Not a pipe: the index of an MP4 file may stand at its end. Not on a disk
+      # either: the demo keeps nothing.
+      file = stack.enter_context(_memory_file())
       file.write(source)
       file.flush()
-      path = file.name
+      inherited = [file.fileno()]
+      path = f'/proc/self/fd/{file.fileno()}'
     else:
       path = os.path.abspath(source)
     try:
@@ -439,14 +451,16 @@ def _run_ffmpeg(
           # ffmpeg reads commands from a terminal.
           stdin=subprocess.DEVNULL,
           capture_output=True,
+          pass_fds=inherited,
           timeout=_FFMPEG_SEC,
           check=False,
       )
     except subprocess.TimeoutExpired:
       return b'', f'ffmpeg did not end in {_FFMPEG_SEC} s'
-  # The last line is the error that ended it.
-  lines = finished.stderr.decode(errors='replace').strip().splitlines()
-  return finished.stdout, f'ffmpeg: {lines[-1].strip()}' if lines else ''
+  # The last line is the error that ended it. Callers name the file.
+  message = finished.stderr.decode(errors='replace')
+  lines = re.sub(f'(file:)?{re.escape(path)}', '', message).strip().splitlines()
+  return finished.stdout, f'ffmpeg: {lines[-1].strip(": ")}' if lines else ''
 
 
 def _read_frames(

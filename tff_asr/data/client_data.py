@@ -27,6 +27,7 @@ from tff_asr.data import index
 from tff_asr.data import process_means
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.data import split_summary
 
 
 _LOCATIONS_TYPE = tff.to_type(
@@ -161,14 +162,20 @@ def dataset_computation(
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-  """Reads every shard of a corpus and checks its SHA-256.
+  """Reads every file of a corpus and checks its SHA-256.
 
   Raises:
-    ValueError: As `load`, or if the content of a shard has changed. The message
-      names these shards and all of their clients.
+    ValueError: As `load`, or if the content of a file has changed. The message
+      names these files and all clients of these shards.
   """
   corpus, clients, _ = index.read(path)
-  damaged, affected = [], []
+  damaged, affected = [
+      path
+      for name, digest in corpus.files.items()
+      # A corpus works without the files that no index needs.
+      if os.path.exists(path := os.path.join(corpus.path, name))
+      and files.sha256(path) != digest
+  ], []
   for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
     if files.sha256(name) != shard.sha256:
@@ -180,8 +187,9 @@ def verify(path: str | os.PathLike[str]) -> None:
   if damaged:
     raise ValueError(
         f'Damaged, by the checksums of {index.CORPUS_FILE}:'
-        f' {", ".join(damaged)}, with the clients {", ".join(affected)}. Copy'
-        ' or write the corpus again.'
+        f' {", ".join(damaged)}'
+        + (f', with the clients {", ".join(affected)}' if affected else '')
+        + '. Copy or write the corpus again.'
     )
 
 
@@ -192,6 +200,13 @@ def corpus_of(
   if isinstance(client_data, SpeechClientData):
     return client_data.corpus
   return None
+
+
+def unit_warning(client_data: tff.simulation.datasets.ClientData) -> str:
+  """Returns `split_summary.unit_warning`; '' for data in memory."""
+  if not isinstance(client_data, SpeechClientData):
+    return ''
+  return split_summary.unit_warning(client_data.client_index.clients)
 
 
 class SpeechClientData(tff.simulation.datasets.ClientData):

@@ -2,19 +2,20 @@
 
 A corpus is a folder with
 
-    corpus.json              description, and checksums of the other files
+    corpus.json              description, and checksums of all files
     clients.tsv              one line a client, sorted by client id
     records.offsets          byte offset of each record in its shard, int64
     shard-00000.tfrecord     records, each client contiguous in one shard
 
-`speakers` may add speakers.tsv, which nothing here reads. A client's records
-have consecutive numbers, so its first one and their count give its stretch of
-records.offsets.
+Writers may add others, such as speakers.tsv, which nothing here reads. A
+client's records have consecutive numbers, so its first one and their count give
+its stretch of records.offsets.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import mmap
@@ -37,6 +38,8 @@ OFFSETS_FILE = 'records.offsets'
 RECORD_OVERHEAD_BYTES = 16
 # Little-endian on every machine, because a corpus may be copied.
 _OFFSET_DTYPE = '<i8'
+# Of corpus.json's other entries.
+_DIGEST = 'sha256'
 _TSV_HEADER = 'client_id\tshard\tfirst_record\tnum_utterances\tnum_samples'
 _NUM_COLUMNS = 4  # Of numbers.
 _MAX_DIGITS = 18  # Of a number that fits int64 in any case.
@@ -83,7 +86,7 @@ class Corpus:
     num_samples: Number of samples over all clients.
     characters: Every character of the transcripts, sorted.
     shards: The shard files, by number.
-    files: SHA-256 of the other files, by name.
+    files: SHA-256 of the other files but the shards, by name.
     origin: Where the corpus comes from, what was converted and dropped.
     features: What records hold in place of audio; None: audio.
   """
@@ -130,6 +133,7 @@ def write(
     characters: str,
     origin: Mapping[str, Any],
     features: Optional[schema.StoredFeatures] = None,
+    others: Optional[Mapping[str, bytes]] = None,
 ) -> None:
   """Writes the index files and, last, corpus.json into `folder`.
 
@@ -143,6 +147,7 @@ def write(
     characters: Every character that occurs in the transcripts.
     origin: What JSON can hold: corpus name, split, notices and the like.
     features: What the records hold in place of audio, if they do.
+    others: Contents of further files by name, which get checksums, too.
 
   Raises:
     ValueError: If there are no clients, a client id is empty, contains a
@@ -157,12 +162,12 @@ def write(
   contents = {
       CLIENTS_FILE: _to_tsv(clients),
       OFFSETS_FILE: offsets.tobytes(),
+      **(others or {}),
   }
   for name, content in contents.items():
-    # Plain writes: the folder is moved into place when it is complete.
-    with open(os.path.join(folder, name), 'wb') as f:
-      f.write(content)
-  corpus = {
+    files.write(os.path.join(folder, name), content)
+  # Last, so that a folder with a corpus.json has all files that it names.
+  write_corpus_file(folder, {
       'format_version': FORMAT_VERSION,
       'encoding': encoding,
       'sample_rate_hz': schema.SAMPLE_RATE_HZ,
@@ -178,11 +183,23 @@ def write(
       },
       'origin': dict(origin),
       'features': None if features is None else features._asdict(),
-  }
-  # Last, so that a folder with a corpus.json has all files that it names.
-  with open(os.path.join(folder, CORPUS_FILE), 'w', encoding='utf-8') as f:
-    json.dump(corpus, f, indent=1, ensure_ascii=False)
-    f.write('\n')
+  })
+
+
+def write_corpus_file(
+    folder: str | os.PathLike[str], content: Mapping[str, Any]
+) -> None:
+  """Writes corpus.json with the checksum of its own content."""
+  files.write_json(
+      os.path.join(folder, CORPUS_FILE),
+      {**content, _DIGEST: _digest_of(content)},
+  )
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+  """SHA-256 of corpus.json's other entries, in hexadecimal."""
+  others = {name: each for name, each in content.items() if name != _DIGEST}
+  return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def read(folder: str | os.PathLike[str]) -> Index:
@@ -197,7 +214,7 @@ def read(folder: str | os.PathLike[str]) -> Index:
       corpus. The message is one line that names the file.
   """
   path = os.path.abspath(os.fspath(folder))
-  corpus = _read_corpus_file(path)
+  corpus = read_corpus_file(path)
   with _open_checked(corpus, CLIENTS_FILE) as file:
     clients = _parse_clients(file)
   with _open_checked(corpus, OFFSETS_FILE) as file:
@@ -294,8 +311,12 @@ def _check_clients(
     )
 
 
-def _read_corpus_file(path: str) -> Corpus:
-  """Reads corpus.json."""
+def read_corpus_file(path: str) -> Corpus:
+  """Reads corpus.json of a folder, without its index.
+
+  Raises:
+    ValueError: As `read`.
+  """
   if not os.path.isdir(path):
     raise ValueError(f'{path} is not a folder; write the corpus first.')
   name = os.path.join(path, CORPUS_FILE)
@@ -305,39 +326,52 @@ def _read_corpus_file(path: str) -> Corpus:
         ' writing was interrupted. Write the corpus again, or name one of its'
         ' split folders.'
     )
-  try:
-    content = files.parse_json(files.read(name))
-    version = content['format_version']
-    fields = {
-        field.name: content[field.name]
-        for field in dataclasses.fields(Corpus)
-        if field.name not in ('path', 'features')
-    }
-    fields['shards'] = tuple(Shard(**shard) for shard in fields['shards'])
-    # Corpora of audio that were written before do not have it.
-    if stored := content.get('features'):
-      fields['features'] = schema.StoredFeatures(**stored)
-  except (KeyError, TypeError, ValueError) as e:
-    raise ValueError(
-        f'{name} is damaged ({type(e).__name__}: {e}); write the corpus again.'
-    ) from e
-  if version != FORMAT_VERSION:
+  version, corpus = files.read_json(
+      name,
+      functools.partial(_parse_corpus, path),
+      remedy='write the corpus again',
+  )
+  if corpus is None:
     raise ValueError(
         f'{name} is of format {version}, this program reads format'
         f' {FORMAT_VERSION}; write the corpus again.'
     )
-  return Corpus(path=path, **fields)
+  return corpus
+
+
+def _parse_corpus(
+    path: str, content: dict[str, Any]
+) -> tuple[int, Optional[Corpus]]:
+  """The format of corpus.json, and its content if it is of this format."""
+  version = content['format_version']
+  if version != FORMAT_VERSION:
+    return version, None
+  fields = {
+      field.name: content[field.name]
+      for field in dataclasses.fields(Corpus)
+      if field.name not in ('path', 'features')
+  }
+  # Corpora that were written before have no checksum here. One whose name is
+  # damaged is an entry too many.
+  known = {*fields, 'format_version', 'features', _DIGEST}
+  if content.get(_DIGEST) != _digest_of(content) and (
+      _DIGEST in content or content.keys() - known
+  ):
+    raise ValueError('its content does not have its checksum')
+  fields['shards'] = tuple(Shard(**shard) for shard in fields['shards'])
+  # Corpora of audio that were written before do not have it.
+  if stored := content.get('features'):
+    fields['features'] = schema.StoredFeatures(**stored)
+  return version, Corpus(path=path, **fields)
 
 
 @contextlib.contextmanager
 def _open_checked(corpus: Corpus, name: str) -> Iterator[BinaryIO]:
   """Opens an index file whose checksum is that of corpus.json."""
   path = os.path.join(corpus.path, name)
-  try:
-    opened = open(path, 'rb')
-  except FileNotFoundError as e:
-    raise ValueError(f'{path} is missing; write the corpus again.') from e
-  with opened as file:
+  if not os.path.exists(path):
+    raise ValueError(f'{path} is missing; write the corpus again.')
+  with files.open_regular(path) as file:
     # In blocks: offsets of 40 million records need not fit into memory.
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
     _check_digest(corpus, name, digest)

@@ -72,6 +72,12 @@ def batch_spec(feature_dim: int = log_mel.NUM_MEL_BINS) -> Batch:
   )
 
 
+Transcribe = Callable[
+    [tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+]
+"""From features float32 [B, T, F] and their lengths int32 [B] to labels int32
+[B, U], their lengths int32 [B], and whether to train on each, bool [B]."""
+
 _LABELS_TOO_LONG = ('left_out', 'kept')
 
 
@@ -507,6 +513,7 @@ class Pipeline:
       *,
       is_training: bool = True,
       is_augmented: Optional[tf.Tensor] = None,
+      transcribe: Optional[Transcribe] = None,
   ) -> Batch:
     """The batch of this number, with features and masks.
 
@@ -516,6 +523,8 @@ class Pipeline:
       is_training: Whether to augment.
       is_augmented: Whether to augment, bool []; None: yes. All else, and the
         masks of other batches, are the same either way.
+      transcribe: Replaces the labels, and makes placeholders of the utterances
+        that are not to be trained on. If None, the chunk's labels stay.
     """
     start, end = tf.unstack(chunk.bounds[number])
     batch = {
@@ -532,6 +541,15 @@ class Pipeline:
       num_samples = chunk.num_samples[start:end]
       features, _ = self.front_end.features(
           inputs[:, : tf.reduce_max(num_samples)], num_samples
+      )
+    if transcribe is not None:
+      # Before SpecAugment: labels come from all that was said.
+      labels, label_lengths, is_usable = transcribe(features, lengths)
+      is_usable &= batch['example_weights'] > 0
+      batch |= dict(
+          example_weights=tf.cast(is_usable, tf.float32),
+          label_lengths=tf.where(is_usable, label_lengths, 0),
+          labels=tf.where(is_usable[:, tf.newaxis], labels, 0),
       )
     if is_training and self.augment is not None:
       augment_seed = tf.random.fold_in(chunk.augment_seed, number)

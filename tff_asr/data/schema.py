@@ -6,7 +6,7 @@ A record is a serialized `tf.train.Example` with five values:
 |----------------|-------|--------------------------------------------------|
 | `client_id`    | bytes | UTF-8                                            |
 | `utterance_id` | bytes | UTF-8                                            |
-| `transcript`   | bytes | UTF-8                                            |
+| `transcript`   | bytes | UTF-8; may be empty or missing                   |
 | `audio`        | bytes | the bytes that `audio.encode` returns; or the    |
 |                |       | features of a front end, float16 [T, F]          |
 | `num_samples`  | int64 | length of the audio, 16 kHz mono                 |
@@ -130,7 +130,8 @@ def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
 
   Returns:
     The features by name: string [n], `num_samples` int64 [n]. In the graph, a
-    missing feature raises InvalidArgumentError.
+    missing feature raises InvalidArgumentError, except for a transcript, which
+    is then empty.
   """
   # Several at once, which is faster than one by one.
   return tf.io.parse_example(
@@ -138,7 +139,8 @@ def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
       {
           CLIENT_ID: tf.io.FixedLenFeature([], tf.string),
           UTTERANCE_ID: tf.io.FixedLenFeature([], tf.string),
-          TRANSCRIPT: tf.io.FixedLenFeature([], tf.string),
+          # Written by others, speech without text may not have it.
+          TRANSCRIPT: tf.io.FixedLenFeature([], tf.string, default_value=''),
           AUDIO: tf.io.FixedLenFeature([], tf.string),
           NUM_SAMPLES: tf.io.FixedLenFeature([], tf.int64),
       },

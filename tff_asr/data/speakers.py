@@ -10,7 +10,6 @@ that it evaluates, and the corpus works without it.
 from collections.abc import Mapping, Sequence
 import contextlib
 import hashlib
-import json
 import os
 
 from tff_asr import files
@@ -63,11 +62,13 @@ def write_attributes(
   # checksum without a file.
   if content is not None:
     files.write(path, content)
-  corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
-  with open(corpus_file, encoding='utf-8') as f:
-    # As it is written, with fields that this module does not know.
-    stored = json.load(f)
-  files.write_json(corpus_file, stored | dict(files=named, origin=origin))
+  stored = files.read_json(
+      os.path.join(corpus.path, index.CORPUS_FILE),
+      remedy='write the corpus again',
+  )
+  index.write_corpus_file(
+      corpus.path, stored | dict(files=named, origin=origin)
+  )
   # Last: corpus.json no longer names the file.
   if content is None:
     with contextlib.suppress(FileNotFoundError):

@@ -15,7 +15,8 @@ DROPPED_FILE = 'dropped.tsv'
 class Summary(TypedDict, total=False):
   """A split's entry of summary.json; `summarize` describes the fields.
 
-  `shared`, which conversion adds, counts recordings that other splits have too.
+  `shared`, which conversion adds, counts recordings that other splits have too;
+  `examples`, which no file has, shows a change or reason by its kind.
   """
 
   num_clients: int
@@ -27,6 +28,7 @@ class Summary(TypedDict, total=False):
   attributes: Mapping[str, Mapping[str, int]]
   copies: Mapping[str, int]
   shared: Mapping[str, int]
+  examples: Mapping[str, str]
 
 
 _COLUMNS = (
@@ -71,6 +73,20 @@ def summarize(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
       'attributes': origin.get('attributes', {}),
       'copies': origin.get('copies', {}),
   }
+
+
+def unit_warning(clients: index.Clients) -> str:
+  """Says if most clients have one recording, as where nobody noted who spoke.
+
+  Returns:
+    A part of a sentence, or ''.
+  """
+  if 2 * (clients.num_utterances == 1).sum() <= len(clients.client_ids):
+    return ''
+  return (
+      'most speakers have one recording: unless each is a different person, '
+      'the guarantee is per recording, and not per person'
+  )
 
 
 def read(folder: str | os.PathLike[str]) -> Summary:
@@ -148,7 +164,7 @@ def merge(folder: str, summaries: Mapping[str, Summary]) -> None:
   """Adds splits to the summary.json of the folder that holds their folders."""
   path = os.path.join(folder, SUMMARY_FILE)
   try:
-    known = files.parse_json(files.read(path))
+    known = files.read_json(path, dict, remedy='it is written again')
   # A missing or damaged file is replaced.
   except (OSError, ValueError):
     known = {}

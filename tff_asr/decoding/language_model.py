@@ -13,13 +13,14 @@ the packages of requirements-lm.txt, which are not in requirements.txt.
   S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import gzip
 import json
 import logging
 import os
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, TextIO
 
 import numpy as np
 from scipy import special
@@ -37,7 +38,10 @@ _INSTALL = (
 )
 # Characters of a comment in a model's first line.
 _MAX_COMMENT = 10_000
-_ENDINGS = ('.arpa', '.bin', '.binary')
+_ARPA = ('.arpa', '.arpa.gz')
+_ENDINGS = (*_ARPA, '.bin', '.binary')
+# Of a model's words, at least so many must consist of the tokens' characters.
+_MIN_WRITABLE = 0.5
 # Less probable tokens are not searched, unless they are a frame's best.
 _MIN_TOKEN_LOG_PROB = -5.0
 # pyctcdecode's symbol for the space that begins a piece.
@@ -61,8 +65,8 @@ class LanguageModel:
   """An n-gram model and its weights in the search.
 
   Attributes:
-    path: A KenLM model, .arpa or binary. With .arpa, prefixes of unknown words
-      are scored as unlikely.
+    path: A KenLM model, .arpa, .arpa.gz or binary. With .arpa, prefixes of
+      unknown words are scored as unlikely.
     alpha: Weight of the model, at least 0; None: as tuned for a run, or
       the default.
     beta: Bonus for each word, which counteracts joined words; None: as tuned
@@ -151,19 +155,20 @@ class BeamSearch:
       tokens: The text of each id except the blank: characters, or sentence
         pieces that have a space at their beginning only; one of them a space.
         Those without text count as blanks.
-      hotwords: Words to prefer.
+      hotwords: Words to prefer, and phrases, each word of which is preferred.
+        Their case is the tokens'.
       hotword_weight: Added to the score for each hotword.
       num_best: Number of hypotheses to return, at least 1.
 
     Raises:
       ValueError: The packages are not installed, the file is not a KenLM model,
-        the tokens lack the space or have it elsewhere, or a hotword has other
-        characters.
+        the tokens lack the space or have it elsewhere, a hotword has other
+        characters, or most words of an .arpa file have.
     """
     checks.positive_int(num_best=num_best)
     checks.finite(hotword_weight=hotword_weight)
     labels = _labels([*filter(None, tokens)])
-    _check_hotwords(hotwords, tokens=tokens)
+    hotwords = _in_tokens(hotwords, tokens=tokens)
     try:
       import kenlm  # pylint: disable=g-import-not-at-top
       import pyctcdecode  # pylint: disable=g-import-not-at-top
@@ -185,10 +190,11 @@ class BeamSearch:
       model = _read(kenlm, language_model.path)
       self.order = model.order
       self._beam_width = language_model.beam_width
-      is_arpa = language_model.path.endswith('.arpa')
-      scorer = pyctcdecode.LanguageModel(
-          model, set(_unigrams(language_model.path)) if is_arpa else None
-      )
+      words = None
+      if language_model.path.endswith(_ARPA):
+        words = set(_unigrams(language_model.path))
+        _check_words(words, tokens=tokens, path=language_model.path)
+      scorer = pyctcdecode.LanguageModel(model, words)
     self._decoder = pyctcdecode.BeamSearchDecoderCTC(
         # The empty text is pyctcdecode's name of the blank, the last id.
         pyctcdecode.Alphabet.build_alphabet([*labels, '']),
@@ -307,16 +313,43 @@ def _labels(tokens: Sequence[str]) -> list[str]:
   ]
 
 
-def _check_hotwords(hotwords: Sequence[str], *, tokens: Sequence[str]) -> None:
-  """Raises ValueError for a hotword that cannot be decoded."""
-  known = set(''.join(tokens)) - {' '}
-  for word in hotwords:
-    unknown = sorted(set(word) - known)
-    if not word or unknown:
+def _in_tokens(hotwords: Sequence[str], *, tokens: Sequence[str]) -> list[str]:
+  """Returns the words of hotwords in the case of the tokens."""
+  known, words = set(''.join(tokens)), []
+  for hotword in hotwords:
+    forms = [hotword, hotword.lower(), hotword.upper()]
+    fitting = [form for form in forms if known.issuperset(form)]
+    if not fitting or not hotword.strip():
+      unknown = ' '.join(map(repr, sorted(set(forms[1]) - known)))
       raise ValueError(
-          f'the hotword {word!r} must be one word of the tokens\' characters'
-          + (f', without {" ".join(map(repr, unknown))}.' if unknown else '.')
+          f"the hotword {hotword!r} must be of the tokens' characters"
+          + (f', without {unknown}.' if unknown else '.')
       )
+    words += fitting[0].split()
+  return words
+
+
+def _check_words(
+    words: Collection[str], *, tokens: Sequence[str], path: str
+) -> None:
+  """Raises ValueError if the tokens cannot write most of a model's words."""
+  known = set(''.join(tokens))
+  # Without <unk>, <s>, </s>, and tags.
+  words = sorted(word for word in words if not word.startswith('<'))
+  share = lambda convert: np.mean(
+      [known.issuperset(convert(word)) for word in words] or [1.0]
+  )
+  if share(str) >= _MIN_WRITABLE:
+    return
+  remedy = 'they are of another script or language: take a model of this one'
+  for case, convert in ('lower', str.lower), ('upper', str.upper):
+    if share(convert) >= _MIN_WRITABLE:
+      remedy = f'they are in another case: write the file in {case} case'
+  outside = [word for word in words if not known.issuperset(word)]
+  raise ValueError(
+      f"the tokens' characters write {share(str):.0%} of the words of {path}, "
+      f'and not {", ".join(map(repr, outside[:3]))}; {remedy}.'
+  )
 
 
 def _read(kenlm, path: str):
@@ -366,11 +399,17 @@ def _confidence(
   return float(min(1.0, shares[has_word].sum()))
 
 
+def _open(path: str) -> TextIO:
+  """Opens an ARPA file."""
+  opened = gzip.open if path.endswith('.gz') else open
+  return opened(path, 'rt', encoding='utf-8', errors='replace')
+
+
 def _text_of(path: str) -> str:
   """Returns the name of a model's text, if `data_tools.ngram` wrote it."""
-  if not path.endswith('.arpa'):
+  if not path.endswith(_ARPA):
     return ''
-  with open(path, encoding='utf-8', errors='replace') as file:
+  with _open(path) as file:
     line = file.readline(_MAX_COMMENT)
   try:
     return str(json.loads(line.removeprefix('#'))['text'])
@@ -382,7 +421,7 @@ def _unigrams(path: str) -> Iterator[str]:
   """Yields the words of an ARPA file."""
   # pyctcdecode's own reader skips words without a back-off weight, which many
   # writers leave out where it is 0.
-  with open(path, encoding='utf-8', errors='replace') as file:
+  with _open(path) as file:
     for line in file:
       if line.startswith('\\1-grams:'):
         break

@@ -102,7 +102,7 @@ class ClientRound:
   errors: dict[int, tuple[Exception, str]] = dataclasses.field(
       default_factory=dict
   )
-  failure: Exception | None = None
+  failure: BaseException | None = None
   is_failed: bool = False
   in_progress: dict[int, tuple[float, str]] = dataclasses.field(
       default_factory=dict
@@ -258,8 +258,9 @@ class ClientRound:
       call()
     except scheduler.RoundStopped:
       pass
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      # Without this, other threads would wait forever for this one's task.
+    # Without this, other threads would wait forever for this one's task; also
+    # for what ends a program, which Python prints and forgets in a thread.
+    except BaseException as error:  # pylint: disable=broad-exception-caught
       self.failure = error
       self.scheduler.stop()
 

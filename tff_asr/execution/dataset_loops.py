@@ -6,6 +6,7 @@ milliseconds a client, does not optimize it, and runs it on the host.
 `unroll_reductions` replaces the op by what `for batch in iter(dataset)` is in a
 `tf.function`:
 
+    iterator = iter(a copy of dataset)  # see `_build_loop`
     element = next(iterator)            # an optional
     while element has a value:
       state = f(state, element, captured)
@@ -28,7 +29,7 @@ _BOOL = tf.bool.as_datatype_enum
 _HANDLE = tf.resource.as_datatype_enum
 _VARIANT = tf.variant.as_datatype_enum
 
-# A value of an op's attribute: types are lists of their numbers.
+# A value of an op's attribute: types are lists of their numbers, or `bytes`.
 _Value = Sequence[int] | Sequence[tensor_shape_pb2.TensorShapeProto] | str
 
 
@@ -169,8 +170,17 @@ def _build_loop(
       name,
       {'dataset': _VARIANT, **state, **captured},
       [
+          # MakeIterator finalizes a dataset once for all its iterators, which
+          # then share generators. ReduceDataset does so for itself, and so
+          # does each loop, for a dataset of its own.
+          _node(
+              'copy', 'OptionsDataset', ['dataset'],
+              serialized_options=b'', **element,
+          ),
           _node('iterator', 'AnonymousIteratorV3', [], **element),
-          _node('start', 'MakeIterator', ['dataset', 'iterator:handle:0']),
+          _node(
+              'start', 'MakeIterator', ['copy:handle:0', 'iterator:handle:0']
+          ),
           _next('first', 'iterator:handle:0', after='start', element=element),
           loop,
       ],
@@ -209,10 +219,13 @@ def _outputs(
 def _node(
     name: str, op: str, inputs: Iterable[str], **attributes: _Value
 ) -> tf.compat.v1.NodeDef:
-  """A node; an attribute that is a string names a function."""
+  """A node; an attribute of `str` names a function, one of `bytes` is text."""
   node = tf.compat.v1.NodeDef(name=name, op=op, input=inputs)
   for key, value in attributes.items():
     attribute = node.attr[key]
+    if isinstance(value, bytes):
+      attribute.s = value
+      continue
     if isinstance(value, str):
       attribute.func.name = value
       continue

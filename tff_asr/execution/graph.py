@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
+import graphlib
 import itertools
 
 import tensorflow as tf
@@ -47,6 +48,9 @@ _FRESH = {
     'MutableDenseHashTableV2': 'AnonymousMutableDenseHashTable',
 }
 _FRESH_OPS = frozenset(_FRESH.values())
+
+# Ops that read a dataset when they run.
+_READERS = ('DatasetToSingleElement', 'MakeIterator', 'ReduceDataset')
 
 # Ops with a resource that depends on their attributes only and never changes.
 _CONSTANT = frozenset(['SentencepieceOp'])
@@ -519,6 +523,7 @@ def _import_graph(
 ) -> list[tf.Tensor]:
   """Imports what the outputs need into the current graph; returns these."""
   graph_def = _extract(graph_def, outputs, initialize_op=graph.initialize_op)
+  _order_readers(graph_def)
   present = {node.name for node in graph_def.node}
   input_map = {
       source: tensor
@@ -530,6 +535,44 @@ def _import_graph(
   )
   # If an output is an input, the import returns the unfed placeholder.
   return list(map(input_map.get, outputs, found))
+
+
+def _order_readers(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Lets what reads datasets in a graph, or in a function, run in one order.
+
+  Datasets that shuffle may share a generator, such as those that are derived
+  from a client's argument. If two readers ran at once, chance would decide what
+  each draws from it.
+  """
+  functions = {each.signature.name: each for each in graph_def.library.function}
+
+  @functools.cache
+  def reads(name: str) -> bool:
+    return name in functions and any(map(is_reader, functions[name].node_def))
+
+  def is_reader(node: tf.compat.v1.NodeDef) -> bool:
+    # Datasets call their functions later, when they are read.
+    return node.op in _READERS or 'Dataset' not in node.op and any(
+        reads(function.name)
+        for value in node.attr.values()
+        for function in (value.func, *value.list.func)
+    )
+
+  for body, nodes in zip((None, *functions.values()), node_lists(graph_def)):
+    readers = {node.name: node for node in nodes if is_reader(node)}
+    sources = {node.name: map(node_name, node.input) for node in nodes}
+    order = graphlib.TopologicalSorter(sources if readers else {})
+    last = None
+    for name in filter(readers.get, order.static_order()):
+      if last:
+        readers[name].input.append(f'^{last}')
+      if 'parallel_iterations' in readers[name].attr:
+        readers[name].attr['parallel_iterations'].i = 1
+      last = name
+    # What comes after a call of the function waits for its readers.
+    if body and last and last not in body.control_ret:
+      body.signature.control_output.append(last)
+      body.control_ret[last] = last
 
 
 def _forget_order(graph_def: tf.compat.v1.GraphDef) -> None:

@@ -14,6 +14,12 @@ which the server's optimizer takes for a gradient. With a proximal weight mu
 
 Frozen weights (`layer_freeze`) have no gradient and no delta.
 
+Clients without transcripts train on pseudo-labels: the broadcast model decodes
+each batch greedily, before SpecAugment masks it, and utterances with too low a
+confidence become placeholders. Only the model that is trained has masks and
+dropout, so that it learns something from its own labels (noisy student
+training: Park et al. 2020, https://arxiv.org/abs/2005.09629).
+
 The result's weight is the client's number, not a weight of the mean, because
 aggregators where clients draw noise need it (`dp_mean.build_distributed`).
 The type, with empty S:
@@ -36,6 +42,7 @@ from tff_asr import sequential
 from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
+from tff_asr.models import ctc
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import grid_clipper
@@ -89,6 +96,10 @@ class LocalTraining:
     mean_weight: A public number, such as the expected w_k. A delta is scaled by
       w_k / mean_weight. Not used without `weigh_by`.
     unaugmented_rounds: Number of first rounds without SpecAugment.
+    pseudo_labels: Whether clients train on what the broadcast model transcribes
+      of their utterances. Their transcripts are not used, and may be missing.
+    min_confidence: With `pseudo_labels`, utterances with a lower confidence
+      (`ctc.greedy_labels`) are left out. A public number in [0, 1].
     jit_compile: Whether XLA compiles a local step, once for each size of a
       batch, so the pipeline needs length buckets. It rounds differently.
   """
@@ -104,6 +115,8 @@ class LocalTraining:
   weigh_by: Optional[str] = None
   mean_weight: float = 1.0
   unaugmented_rounds: int = 0
+  pseudo_labels: bool = False
+  min_confidence: float = 0.0
   jit_compile: bool = False
 
   def __post_init__(self):
@@ -118,6 +131,12 @@ class LocalTraining:
         proximal_weight=self.proximal_weight,
         mean_weight=self.mean_weight,
     )
+    checks.in_range(0, 1, min_confidence=self.min_confidence)
+    if self.min_confidence > 0 and not self.pseudo_labels:
+      raise ValueError(
+          f'min_confidence {self.min_confidence} is for pseudo-labels: set '
+          'PSEUDO_LABELS = True, or MIN_CONFIDENCE = 0.0.'
+      )
     checks.one_of((None, *_WEIGHTS), weigh_by=self.weigh_by)
     checks.non_negative_int(unaugmented_rounds=self.unaugmented_rounds)
     limits = dict(num_steps=self.num_steps, num_epochs=self.num_epochs)
@@ -125,6 +144,28 @@ class LocalTraining:
     if not limits:
       raise ValueError('num_steps or num_epochs must be set, found neither.')
     checks.positive_int(**limits)
+
+  def client_pipeline(
+      self, pipeline: pipeline_lib.Pipeline
+  ) -> pipeline_lib.Pipeline:
+    """Returns the clients' pipeline: with pseudo-labels it reads no transcript.
+
+    Raises:
+      ValueError: The pipeline does not go with pseudo-labels.
+    """
+    if not self.pseudo_labels:
+      return pipeline
+    if pipeline.tokenizer is None:
+      raise ValueError(
+          'PSEUDO_LABELS is for models that transcribe, and TOKENIZER is None: '
+          'set PSEUDO_LABELS = False.'
+      )
+    if pipeline.augment_waveform is not None:
+      raise ValueError(
+          'PSEUDO_LABELS transcribes utterances before SpecAugment, but '
+          'AUGMENT_WAVEFORM changes them earlier: set it to None.'
+      )
+    return dataclasses.replace(pipeline, tokenizer=None)
 
 
 def build(
@@ -154,6 +195,7 @@ def build(
     therefore not private:
       loss_sum: Sum of the losses of utterances over local steps, float32, nats.
       num_utterances, num_left_out: Trained on and left out, over local steps.
+        With pseudo-labels, those with too low a confidence are left out, too.
       audio_sec: Seconds of the utterances trained on, by their frames, over
         local steps.
       num_steps: Local steps taken.
@@ -265,6 +307,8 @@ def build_local_steps(
     weights after the last step and totals over the steps.
   """
   num_steps = local.num_steps
+  pipeline = local.client_pipeline(pipeline)
+  transcribe = _build_transcribe(model, pipeline, local)
   optimizer = local.build_optimizer(local.learning_rate)
   take_step = _build_take_step(model, optimizer, pipeline, local, frozen)
   live_specs = weights_lib.tensor_specs(
@@ -280,6 +324,8 @@ def build_local_steps(
 
   def take_steps(weights, client, is_augmented=None):
     initial = weights
+    # The broadcast weights label the batches of all steps.
+    label = functools.partial(transcribe, initial)
     # No state stays at a client between rounds.
     optimizer_state = initial_state()
     totals = _no_totals(len(live_specs))
@@ -295,7 +341,12 @@ def build_local_steps(
       if num_steps is not None:
         num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
       for number in tf.range(num_batches):
-        batch = pipeline.slice_batch(chunk, number, is_augmented=is_augmented)
+        batch = pipeline.slice_batch(
+            chunk,
+            number,
+            is_augmented=is_augmented,
+            transcribe=label if local.pseudo_labels else None,
+        )
         optimizer_state, weights, loss_sum, norms = take_step(
             optimizer_state,
             weights,
@@ -309,6 +360,27 @@ def build_local_steps(
     return weights, totals
 
   return take_steps
+
+
+def _build_transcribe(
+    model: Model, pipeline: pipeline_lib.Pipeline, local: LocalTraining
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+  """Builds a `pipeline.Transcribe` whose first argument is the weights."""
+
+  @tf.autograph.experimental.do_not_convert
+  def transcribe(weights, features, feature_lengths):
+    if pipeline.buckets is not None:
+      features = pipeline.buckets.pad_frames(features)
+    # Without a seed: no dropout.
+    labels, lengths, confidences = ctc.greedy_labels(
+        *model.logits(weights, features, feature_lengths)
+    )
+    # From no labels a model would learn to emit blanks only. A confidence that
+    # is NaN is not enough.
+    is_sure = (lengths > 0) & (confidences >= local.min_confidence)
+    return labels, lengths, is_sure
+
+  return transcribe
 
 
 def _build_take_step(

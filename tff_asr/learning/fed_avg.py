@@ -96,8 +96,8 @@ def build(
       {str}@CLIENTS
 
   Records are read where the client runs. A client that appears twice would
-  count twice in the sum. If there is noise, a state needs a key:
-  `set_noise_key`, which tells when to draw another.
+  count twice in the sum. Each round draws its noise anew, unless a key was set
+  (`set_noise_key`).
 
   Args:
     model: The model; initial weights are drawn from `seed`.
@@ -179,11 +179,11 @@ def set_noise_key(
 ) -> process_lib.State:
   """Returns the state with the aggregator's noise key set.
 
-  Set a newly drawn key before each call of `next` on a state that `next` was
-  called on before, for other clients or other data. Otherwise both rounds have
-  the same noise, and their difference reveals the clients' updates. If you
-  write the loop yourself, no ledger is kept; `programs.training_loop.run` keeps
-  keys and ledger of a run (docs/runs.md, "In a notebook").
+  For rounds whose noise can be repeated, as `programs.training_loop.run` does
+  under a ledger. A loop of your own needs no key: without one each round has
+  noise of its own (docs/runs.md, "In a notebook"). With one, two calls of
+  `next` on one state have the same noise: for other clients or other data,
+  their difference would reveal the clients' updates.
 
   Args:
     state: State of a process made by `build`.

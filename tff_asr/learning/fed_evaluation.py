@@ -139,7 +139,7 @@ def _build_finalizer(
   def add(total, mean):
     check = tf.debugging.Assert(
         tf.reduce_all(tf.math.is_finite(mean)),
-        ['The noised sum is not finite: was the noise key set?'],
+        ['The noised sum is not finite.'],
     )
     with tf.control_dependencies([check]):
       return total + mean

@@ -47,8 +47,8 @@ class Process(Protocol):
 
     Args:
       state: State that `initialize` or the last round returned; it is not
-        changed. It holds the round's noise key: a second call on it, on other
-        data, needs another key (`fed_avg.set_noise_key`).
+        changed. If it holds a noise key (`fed_avg.set_noise_key`), a second
+        call on it, on other data, needs another one.
       data: Clients' ids (`fed_avg`), a batch (`central_step`) or physical
         batches (`dp_sgd`).
 

@@ -51,11 +51,10 @@ def build(
   @tff.tensorflow.computation(state_type, weights_type, delta_type)
   def server_computation(state, weights, delta):
     norm = tf.linalg.global_norm(tf.nest.flatten(delta))
-    # Aggregators leave out clients' non-finite deltas, so this means noise
-    # without a key, or an overflow.
+    # Aggregators leave out clients' non-finite deltas, and noise is finite.
     check = tf.debugging.Assert(
         tf.math.is_finite(norm),
-        ['The aggregated update is not finite: was the noise key set?'],
+        ['The aggregated update is not finite: did it overflow?'],
     )
     # Nothing is updated before the check has passed.
     with tf.control_dependencies([check]):

@@ -50,7 +50,7 @@ def _strip_punctuation(text: str) -> str:
   return ''.join(
       ' ' if unicodedata.category(c)[0] == 'P' and i not in kept else c
       for i, c in enumerate(text)
-  )
+  ).strip()
 
 
 def _spell_digits(text: str) -> str:
@@ -76,9 +76,7 @@ def _join_compounds(reference: str, hypothesis: str) -> tuple[str, str]:
   return reference, ' '.join(words)
 
 
-def _of_each(
-    rule: Callable[[str], str]
-) -> Callable[[str, str], tuple[str, str]]:
+def _of_each(rule: Callable[[str], str]) -> Callable[..., tuple[str, str]]:
   """Applies a rule of one text to both texts."""
   return lambda *texts: tuple(map(rule, texts))
 

@@ -1,4 +1,4 @@
-"""Word, character and token errors, and the alignment that yields them.
+"""Word, character, sentence and token errors, and the alignment of words.
 
     >>> errors = count('the cat sat', 'the cat sad down')
     >>> errors
@@ -122,6 +122,16 @@ def count_characters(reference: str, hypothesis: str) -> WordErrors:
   """
   codes = lambda text: [*map(ord, ' '.join(text.split()))]
   return count_tokens(codes(reference), codes(hypothesis))
+
+
+def count_sentences(reference: str, hypothesis: str) -> WordErrors:
+  """Counts the sentence error of one utterance: `words` are sentences.
+
+  An utterance is one sentence, whatever its punctuation. It is wrong if its
+  words differ; white space does not count.
+  """
+  is_wrong = reference.split() != hypothesis.split()
+  return WordErrors(substitutions=int(is_wrong), words=1)
 
 
 def published_rate(

@@ -477,3 +477,31 @@ def best_path(
   valid = tf.sequence_mask(logit_lengths, tf.shape(best)[1])
   is_new = tf.not_equal(best, previous) & tf.not_equal(best, blank)
   return best, valid & is_new
+
+
+def greedy_labels(
+    logits: tf.Tensor, logit_lengths: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Greedy transcriptions as labels, and how confident the model is of them.
+
+  A confidence is the geometric mean of the probabilities of all tokens in the
+  frames that emit them, as `decoding.greedy` computes it for a word. The frames
+  emitted these labels, so there are at least as many as a CTC loss needs.
+
+  Args:
+    logits: float32 [B, S, V].
+    logit_lengths: int32 [B].
+
+  Returns:
+    Labels int32 [B, U], 0 at and past each length; their lengths int32 [B]; and
+    confidences float32 [B], in [0, 1]. Without any token, the confidence is 0.
+    Where logits are not finite, it may be NaN.
+  """
+  tokens, is_emitted = best_path(logits, logit_lengths)
+  lengths = tf.reduce_sum(tf.cast(is_emitted, tf.int32), axis=1)
+  scores = tf.reduce_max(tf.nn.log_softmax(logits), axis=-1)
+  total = tf.reduce_sum(tf.where(is_emitted, scores, 0.0), axis=1)
+  mean = total / tf.cast(tf.maximum(lengths, 1), tf.float32)
+  confidences = tf.where(lengths > 0, tf.exp(mean), 0.0)
+  labels = tf.ragged.boolean_mask(tokens, is_emitted).to_tensor()
+  return labels, lengths, confidences

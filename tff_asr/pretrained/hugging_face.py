@@ -14,7 +14,7 @@ from collections.abc import Callable
 import math
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -265,22 +265,12 @@ def rules(family: str, specs: weights_lib.Specs) -> tensor_rules.Rules:
   return tensor_rules.of_blocks(specs, fixed=row.fixed(specs), block=row.block)
 
 
-def read_json(path: str) -> dict[str, object]:
-  """Reads a configuration.
-
-  Raises:
-    ValueError: It is not a JSON object.
-    OSError: It cannot be read.
-  """
-  try:
-    values = files.parse_json(files.read(path))
-  except ValueError as e:
-    raise ValueError(
-        f'{path} is not a configuration: {e}. Fetch it again.'
-    ) from None
-  if not isinstance(values, dict):
-    raise ValueError(f'{path} is not a JSON object. Fetch it again.')
-  return values
+def read_json(path: str) -> dict[str, Any]:
+  """Reads a JSON object; raises as `files.read_json`."""
+  # A list has no items.
+  return files.read_json(
+      path, lambda values: dict(values.items()), remedy='fetch it again'
+  )
 
 
 def _find_files(folder: str) -> tuple[str, list[str]]:

@@ -357,6 +357,31 @@ def epsilon(
   return by_pld
 
 
+def leading_epsilon(
+    rounds: Sequence[RoundGroup],
+    *,
+    delta: float,
+    target: Optional[float] = None,
+) -> float:
+  """Returns the smaller bound on epsilon: PLD's, where it takes the rounds.
+
+  PLD's grid is coarser than that of a privacy report, so that this takes some
+  20 to 200 ms; it is above the epsilon of the report by up to a thousandth.
+
+  Args:
+    rounds: As for `epsilon`.
+    delta: In (0, 1).
+    target: An epsilon to compare with. RDP's bound is returned if it suffices,
+      which spares the time of PLD.
+  """
+  by_rdp = epsilon(rounds, delta=delta)
+  if target is not None and by_rdp <= target:
+    return by_rdp
+  step = min(search_step(min(by_rdp, target or by_rdp)), 10 * PLD_STEP)
+  by_pld, _ = epsilon_by_pld(rounds, delta=delta, step=step)
+  return by_rdp if by_pld is None else min(by_rdp, by_pld)
+
+
 def epsilon_by_pld(
     rounds: Sequence[RoundGroup], *, delta: float, step: float = PLD_STEP
 ) -> tuple[Optional[float], str]:
@@ -385,10 +410,11 @@ def epsilon_by_pld(
 def search_step(target_epsilon: float) -> float:
   """Returns PLD's step for comparisons with a target.
 
-  Up to 30 times the usual one, which takes 10 to 30 times less time; about a
-  ten-thousandth of the target is lost.
+  Up to 30 times the usual one, which takes 10 to 30 times less time. About a
+  ten-thousandth of the target is lost, and half a percent of it with thousands
+  of rounds.
   """
-  return PLD_STEP * max(1, min(30, int(10 * target_epsilon)))
+  return PLD_STEP * int(min(30, max(1, 10 * target_epsilon)))
 
 
 def rdp_epsilon_and_order(

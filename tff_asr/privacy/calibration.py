@@ -27,7 +27,7 @@ def noise_multiplier_for_epsilon(
     sampling: accounting.Sampling,
     rounds: int,
     delta: float,
-    accountant: str = 'rdp',
+    accountant: Optional[str] = None,
     others: Sequence[accounting.RoundGroup] = (),
 ) -> float:
   """Returns the smallest noise multiplier that keeps epsilon within the target.
@@ -41,7 +41,7 @@ def noise_multiplier_for_epsilon(
     sampling: How each cohort is drawn.
     rounds: Number of rounds, at least 1.
     delta: In (0, 1).
-    accountant: 'rdp' or 'pld'.
+    accountant: 'rdp' or 'pld'. If None, 'pld' where it takes the sampling.
     others: Rounds of other noise that the target covers, too.
 
   Raises:
@@ -50,6 +50,7 @@ def noise_multiplier_for_epsilon(
   """
   checks.positive(target_epsilon=target_epsilon)
   checks.positive_int(rounds=rounds)
+  accountant = accountant or _leading(sampling)
   find = functools.partial(
       _log_noise_for_epsilon,
       target_epsilon,
@@ -151,7 +152,7 @@ def rounds_for_epsilon(
     sampling: accounting.Sampling,
     noise_multiplier: float,
     delta: float,
-    accountant: str = 'rdp',
+    accountant: Optional[str] = None,
 ) -> int:
   """Returns the largest number of rounds that keeps epsilon within the target.
 
@@ -160,7 +161,7 @@ def rounds_for_epsilon(
     sampling: How each cohort is drawn.
     noise_multiplier: Noise on the sum over the clip.
     delta: In (0, 1).
-    accountant: 'rdp' or 'pld'.
+    accountant: 'rdp' or 'pld'. If None, 'pld' where it takes the sampling.
 
   Returns:
     The number of rounds; 0 if one round costs more than the target. With PLD,
@@ -172,7 +173,9 @@ def rounds_for_epsilon(
   """
   checks.positive(target_epsilon=target_epsilon)
   cost = _cost(
-      target_epsilon, delta=delta, accountant=accountant
+      target_epsilon,
+      delta=delta,
+      accountant=accountant or _leading(sampling),
   )
 
   def shortfall(count: int) -> float:
@@ -241,6 +244,11 @@ def scale_cohort(
           group.noise_norm * cohort_size / sampling.cohort_size
       ),
   )
+
+
+def _leading(sampling: accounting.Sampling) -> str:
+  """The accountant that leads for such rounds."""
+  return 'rdp' if sampling.kind == 'fixed_size' else 'pld'
 
 
 def _cost(

@@ -22,6 +22,7 @@ from tff_asr import checks
 from tff_asr.privacy import chacha20
 from tff_asr.privacy import host_op
 from tff_asr.privacy import keys
+from tff_asr.privacy import noise as noise_lib
 
 # Below, sums are too far from a Gaussian; above, tables are large without any
 # benefit.
@@ -56,7 +57,7 @@ def draw(
 
   Args:
     size: Elements, in [1, 2^32].
-    key: int32 [8]; see `keys`. A client's own key is derived from it.
+    key: int32 [8], not zeros; see `keys`. A client has a key derived from it.
     client: int64 [], a different one for each client of a release.
     release: int64 [], at least 0, number of the release under this key. It must
       not be asked for with two values of stddev or size, nor be added to two
@@ -68,14 +69,15 @@ def draw(
   """
   checks.in_range(1, 2**32, size=size)
   checks.in_range(MIN_STDDEV, MAX_STDDEV, stddev=stddev)
-  (drawn,) = _draw_on_host(
-      key,
-      client,
-      release,
-      tf.constant(stddev, tf.float64),
-      tf.constant(size, tf.int64),
-      num_outputs=1,
-  )
+  with tf.control_dependencies([noise_lib.check_key_is_set(key)]):
+    (drawn,) = _draw_on_host(
+        key,
+        client,
+        release,
+        tf.constant(stddev, tf.float64),
+        tf.constant(size, tf.int64),
+        num_outputs=1,
+    )
   return tf.reshape(drawn, [size])
 
 

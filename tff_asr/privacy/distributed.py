@@ -244,8 +244,8 @@ class DistributedSumQuery:
 
   Sensitivity of the integer sum (one client's update replaced by zeros): S.
   Event: DistributedGaussianDpEvent(z) for each round. Its state is that of
-  `queries.PerLayerClipSumQuery`; without a key, or with fewer than m clients,
-  results are NaN. A record with a NaN or an infinity counts as zeros.
+  `queries.PerLayerClipSumQuery`. A sum of fewer than m clients fails. A record
+  with a NaN or an infinity counts as zeros.
 
   D: elements of a record; up to 8,191 more if it is rotated.
 
@@ -363,9 +363,11 @@ class DistributedSumQuery:
   def derive_sample_params(
       self, global_state: queries.QueryState
   ) -> SampleParams:
-    """Returns what clients get of the state."""
+    """Returns what clients get of the state: call it once a round."""
     return SampleParams(
-        global_state.l2_norm_clip, global_state.noise_key, global_state.counter
+        global_state.l2_norm_clip,
+        queries.noise_key(global_state),
+        global_state.counter,
     )
 
   def encode(
@@ -431,19 +433,20 @@ class DistributedSumQuery:
       num_clients: Number of clients in the sum, integer [].
       global_state: The state of the round.
     """
+    # Fewer clients' noise is less than was charged.
+    check = tf.debugging.assert_greater_equal(
+        num_clients,
+        self.plan.min_clients,
+        'Too few clients are left to noise the sum: raise MAX_FAILED_SHARE.',
+    )
+    with tf.control_dependencies([check]):
+      total = tf.identity(total)
     # From [0, 2^b) to [-2^(b-1), 2^(b-1)).
     half = self.modulus // 2
     exact = tf.cast((total + half) % self.modulus - half, tf.float64)
     if self._rotation == 'dft':
       exact = _rotate_back(exact, _seed(global_state.counter, 0))
     step = 1 / self._clip_in_steps(global_state.l2_norm_clip)
-    step = queries.nan_if_unkeyed(step, global_state)
-    # Fewer clients' noise is less than was charged.
-    step = tf.where(
-        num_clients >= self.plan.min_clients,
-        step,
-        tf.constant(math.nan, tf.float64),
-    )
     # Without the padding of the rotation.
     parts = tf.split(
         exact[: self.num_noised] * step,

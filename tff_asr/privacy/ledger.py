@@ -23,9 +23,14 @@ Lines are JSON. Fields of each line:
   hash           SHA-256 of the line without it, as canonical JSON
 
 The header also has `format_version`; `run_id`, random; `invalidations`, by
-privacy unit, why no guarantee holds (`Contents`); and `inherited`, how many of
-the next lines are of the ledger of the model that the run started from. A round
-has the fields of `Round` that are not None; a note has `what`, one of `NOTES`.
+privacy unit, why no guarantee holds (`Contents`); `parents`, the run_id
+of each run that this one started from, by the path of its ledger; and
+`inherited`, how many of the next lines come from them. A round has the fields
+of `Round` that are not None; a note has `what`, one of `NOTES`.
+
+A run and the runs that it started from have one account. Parents may charge
+more after the run began (an evaluation, counts, more rounds): whoever reads the
+ledger also reads the parents' ledgers as they are now, and counts what is new.
 
 Saved states and models hold the last hash, so a ledger that was edited,
 reordered or cut short is refused. docs/privacy.md ("Ledger") says what is
@@ -214,6 +219,9 @@ class Contents(NamedTuple):
     releases: Rounds that released something else than a model, by `RELEASES`;
       they are among `rounds`.
     other_units: The same of each other unit that has rounds.
+    later: How many of the inherited rounds were charged after this run began.
+    unread: Ledgers of runs that this one started from that are gone, so that
+      what they charged after this run began is not counted.
   """
 
   privacy_unit: str
@@ -225,6 +233,8 @@ class Contents(NamedTuple):
       types.MappingProxyType({})
   )
   other_units: tuple['Contents', ...] = ()
+  later: int = 0
+  unread: tuple[str, ...] = ()
 
 
 class Inherited(NamedTuple):
@@ -249,7 +259,7 @@ class Ledger:
   def __init__(self, path: str, *, chain: '_Chain', count: int):
     self._path = path
     # Opened once: a write goes to the end of this very file.
-    self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    self._descriptor = files.open_own(path, os.O_WRONLY | os.O_APPEND)
     self._chain = chain
     self._count = count  # Entries that the saved state includes.
 
@@ -372,26 +382,28 @@ def create(
     *,
     privacy_unit: Optional[str] = None,
     invalidations: Sequence[str] = (),
-    parent: Optional[Parent] = None,
+    parents: Sequence[Parent] = (),
 ) -> Ledger:
   """Starts the ledger of a new run; replaces one that charged no rounds.
 
-  The ledger inherits the parent's lines of all units, and its invalidations.
+  The ledger inherits the parents' lines of all units, each once, and their
+  invalidations.
 
   Args:
     path: The file; its folder exists.
-    privacy_unit: What one client is; None: as in the parent, or 'speaker'.
+    privacy_unit: What one client is. If None, the unit of the first parent, or
+      'speaker'.
     invalidations: Reasons why no guarantee holds, see `Contents`.
-    parent: The ledger of the model that this run starts from, if there is one.
+    parents: The ledgers of the models that this run starts from.
 
   Raises:
-    LedgerError: `path` charges rounds or is another file, or the ledger of the
+    LedgerError: `path` charges rounds or is another file, or the ledger of a
       parent is missing or was changed.
   """
   # First: a damaged parent must leave no file behind.
-  before = None if parent is None else _read(*parent)
-  if privacy_unit is None:
-    privacy_unit = 'speaker' if before is None else before.privacy_unit
+  lines, chain = _inherit(
+      parents, privacy_unit=privacy_unit, invalidations=invalidations
+  )
   if os.path.exists(path):
     old = _read(path)
     # Inherited entries are copies; only the run's own rounds would be lost.
@@ -404,9 +416,6 @@ def create(
           f'The privacy ledger {path} already charges {charged} rounds: '
           'resume that run from its saved state, or take another directory.'
       )
-  lines, chain = _inherit(
-      before, privacy_unit=privacy_unit, invalidations=invalidations
-  )
   # In one step, so that no crash leaves a part of what is inherited.
   files.write(path, b''.join(map(_encode_line, lines)))
   return Ledger(path, chain=chain, count=len(chain.entries))
@@ -457,48 +466,17 @@ def read(path: str, *, head: Optional[Head] = None) -> Contents:
 
 
 def read_inherited(
-    parent: Optional[Parent], *, privacy_unit: str
+    parents: Sequence[Parent], *, privacy_unit: str
 ) -> Inherited:
-  """Returns what a run of this unit would inherit from the parent's ledger."""
-  if parent is None:
-    return Inherited(Charges(), ())
-  chain = _read(*parent)
+  """Returns what a run of this unit would inherit from its parents' ledgers.
+
+  Raises:
+    LedgerError: One of them is missing or was changed.
+  """
+  _, chain = _inherit(parents, privacy_unit=privacy_unit)
   return Inherited(
       chain.charges[privacy_unit], chain.invalidations(privacy_unit)
   )
-
-
-def superset_ledger(parents: Sequence[Parent]) -> Optional[Parent]:
-  """Returns the ledger that holds everything that all of these charge.
-
-  Args:
-    parents: Ledgers of the models that one run starts from; may be empty.
-
-  Raises:
-    LedgerError: None of them does, or one is missing or was changed.
-  """
-  charged = []
-  for parent in parents:
-    chain = _read(*parent)
-    charged.append({
-        *chain.entries,
-        *(
-            (unit, reason)
-            for unit, reasons in chain.header['invalidations'].items()
-            for reason in reasons
-        ),
-    })
-  # By content, since each run writes inherited entries with other hashes.
-  for parent, own in zip(parents, charged):
-    if all(own >= other for other in charged):
-      return parent
-  if parents:
-    raise LedgerError(
-        f'{" and ".join(path for path, _ in parents)} each charge rounds that '
-        'the other does not: take layer scores of a public run, of the seed '
-        'model\'s run or of one that it started from.'
-    )
-  return None
 
 
 _Line: TypeAlias = dict[str, Any]  # JSON
@@ -521,6 +499,9 @@ class _Chain:
     # Added up as rounds come, since a run reads them in each round.
     self.charges: dict[str, Charges] = collections.defaultdict(Charges)
     self._hashes = [header['hash']]
+    # What parents charged after this run began: not in this file.
+    self.later: list[_Entry] = []
+    self.unread: list[str] = []
 
   def line_of(self, entry: _Entry) -> _Line:
     """The line of the next entry."""
@@ -534,11 +515,26 @@ class _Chain:
 
   def add(self, line: _Line, entry: _Entry) -> None:
     """Adds the line of an entry."""
+    self._charge(entry)
+    self.entries.append(entry)
+    self._hashes.append(line['hash'])
+
+  def add_later(self, entries: Iterable['_Entry']) -> None:
+    """Adds what parents charged later, after all that is inherited."""
+    for entry in entries:
+      self._charge(entry)
+      self.later.append(entry)
+
+  def _charge(self, entry: '_Entry') -> None:
     unit, content = entry
     if isinstance(content, Round):
       self.charges[unit].add(content.cost, round_num=content.round_num)
-    self.entries.append(entry)
-    self._hashes.append(line['hash'])
+
+  @property
+  def account(self) -> list['_Entry']:
+    """All entries of the run and of those that it started from, in order."""
+    begin = self.header['inherited']
+    return [*self.entries[:begin], *self.later, *self.entries[begin:]]
 
   def head(self, count: int) -> Head:
     """The head after this number of entries."""
@@ -555,14 +551,16 @@ class _Chain:
         if charges.rounds and unit != self.privacy_unit
     ]
     return self._contents(self.privacy_unit)._replace(
-        other_units=tuple(others)
+        other_units=tuple(others), unread=tuple(self.unread)
     )
 
   def _contents(self, privacy_unit: str) -> Contents:
     """What is charged for one unit."""
-    num_rounds, inherited, notes = 0, 0, []
+    num_rounds, inherited, later, notes = 0, 0, 0, []
+    begin = self.header['inherited']
+    end = begin + len(self.later)
     releases = collections.defaultdict(Charges)
-    for index, (unit, content) in enumerate(self.entries):
+    for index, (unit, content) in enumerate(self.account):
       if unit != privacy_unit:
         continue
       if isinstance(content, str):
@@ -573,8 +571,9 @@ class _Chain:
         releases[content.release].add(
             content.cost, round_num=content.round_num
         )
-      # Inherited entries come first.
-      inherited += index < self.header['inherited']
+      # Inherited entries come first, then later ones of the same runs.
+      inherited += index < end
+      later += begin <= index < end
     return Contents(
         privacy_unit=privacy_unit,
         invalidations=self.invalidations(privacy_unit),
@@ -584,36 +583,77 @@ class _Chain:
         releases={
             name: tuple(charges.rounds) for name, charges in releases.items()
         },
+        later=later,
     )
 
 
 def _inherit(
-    parent: Optional[_Chain],
+    parents: Sequence[Parent],
     *,
-    privacy_unit: str,
-    invalidations: Sequence[str],
+    privacy_unit: Optional[str],
+    invalidations: Sequence[str] = (),
 ) -> tuple[list[_Line], _Chain]:
   """The lines and the chain of a new run's ledger."""
-  reasons = dict(parent.header['invalidations']) if parent else {}
-  own = list(reasons.get(privacy_unit, ()))
-  own += [reason for reason in invalidations if reason not in own]
-  if own:
-    reasons[privacy_unit] = own
+  chains = [_read(*parent) for parent in parents]
+  if privacy_unit is None:
+    privacy_unit = chains[0].privacy_unit if chains else 'speaker'
+  reasons, ancestors, entries = collections.defaultdict(list), {}, []
+  for (path, _), each in zip(parents, chains):
+    for unit, texts in each.header['invalidations'].items():
+      reasons[unit] += texts
+    ancestors |= _ancestors(each.header)
+    ancestors[os.path.abspath(path)] = each.header['run_id']
+    # By content, since each run writes inherited entries with other hashes.
+    known = set(entries)
+    entries += [entry for entry in each.account if entry not in known]
+  if invalidations:
+    reasons[privacy_unit] += invalidations
   chain = _Chain(_seal({
       'kind': 'header',
       'format_version': _FORMAT_VERSION,
       # Random, so that runs of the same settings share no hash.
       'run_id': secrets.token_hex(8),
       'privacy_unit': privacy_unit,
-      'invalidations': reasons,
-      'inherited': len(parent.entries) if parent else 0,
+      'invalidations': {
+          unit: [*dict.fromkeys(texts)] for unit, texts in reasons.items()
+      },
+      'inherited': len(entries),
+      'parents': ancestors,
   }, previous=''))
   lines = [chain.header]
   # Written again, since every hash depends on this run's header.
-  for entry in parent.entries if parent else ():
+  for entry in entries:
     lines.append(chain.line_of(entry))
     chain.add(lines[-1], entry)
   return lines, chain
+
+
+def _ancestors(header: _Line) -> Mapping[str, str]:
+  """The run_id of each run that a run started from, by its ledger's path."""
+  # Ledgers of older versions have no names of them.
+  unknown = {'a run that this ledger does not name': ''}
+  return header.get('parents', unknown if header['inherited'] else {})
+
+
+def _read_later(chain: _Chain, entries: Sequence[_Entry]) -> None:
+  """Adds what the runs that a run started from charged after it began.
+
+  Args:
+    chain: The run's ledger, with what it inherited.
+    entries: All entries of its file.
+  """
+  known = set(entries)
+  for path, run_id in _ancestors(chain.header).items():
+    try:
+      header, *lines = _read_lines(path)
+      if header['run_id'] != run_id:
+        raise LedgerError(f'{path} is the ledger of another run by now.')
+      later = dict.fromkeys(map(_entry_of, lines))
+    except (ValueError, KeyError, TypeError, OSError):
+      chain.unread.append(path)
+      continue
+    chain.add_later(entry for entry in later if entry not in known)
+    known.update(later)
 
 
 def _read(path: str, head: Optional[Head] = None) -> _Chain:
@@ -630,8 +670,13 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
     )
   try:
     chain = _Chain(header)
-    for line in lines[1:]:
-      chain.add(line, _entry_of(line))
+    entries = [_entry_of(line) for line in lines[1:]]
+    begin = header['inherited']
+    for line, entry in zip(lines[1 : begin + 1], entries):
+      chain.add(line, entry)
+    _read_later(chain, entries)
+    for line, entry in zip(lines[begin + 1 :], entries[begin:]):
+      chain.add(line, entry)
   except (ValueError, KeyError, TypeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'

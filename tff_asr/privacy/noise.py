@@ -104,9 +104,10 @@ def gaussian(
 
   Args:
     shapes: Fully defined.
-    key: int32 [8]; see `keys`.
+    key: int32 [8], not zeros; see `keys`.
     release: int64 [], at least 0, number of the release under this key.
-    stddev: float64 [], in grid steps, in [0, 2^36]. NaN gives some integers.
+    stddev: float64 [], in grid steps, in [0, 2^36]. With another one, or a key
+      of zeros, no noise is drawn: the op fails.
     kernel: 'host' (OpenSSL's ChaCha20, with NumPy or XLA, called from the
       graph; for programs that imported this module) or 'tensorflow'
       (TensorFlow's ops, for TFF's native worker and for GPUs). Both give the
@@ -121,9 +122,12 @@ def gaussian(
   """
   checks.one_of(('host', 'tensorflow'), kernel=kernel)
   sizes = [_num_elements(shape) for shape in shapes]
-  check = tf.debugging.Assert(
-      tf.logical_not((stddev < 0) | (stddev > MAX_STDDEV)),
-      ['stddev of the noise is not in [0, 2^36] grid steps:', stddev],
+  check = tf.group(
+      check_key_is_set(key),
+      tf.debugging.Assert(
+          (stddev >= 0) & (stddev <= MAX_STDDEV),
+          ['stddev of the noise is not in [0, 2^36] grid steps:', stddev],
+      ),
   )
   # Not constants: the graph optimizer would copy the kernel for each of them,
   # which takes a second a tensor.
@@ -148,6 +152,15 @@ def gaussian(
       last = noise[-1:]
 
   return in_turn()
+
+
+def check_key_is_set(key: tf.Tensor) -> Optional[tf.Operation]:
+  """Returns an op that fails if the key (int32 [8]) is all zeros."""
+  return tf.debugging.Assert(
+      tf.reduce_any(tf.not_equal(key, 0)),
+      ['The key of the noise is all zeros, so anyone can compute the noise: '
+       'take queries.noise_key(state).'],
+  )
 
 
 def sampler_error_epsilon(*, num_draws: float, stddev: float) -> float:

@@ -31,7 +31,7 @@ import itertools
 import json
 import math
 import textwrap
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import dp_accounting
 
@@ -143,6 +143,7 @@ class TrainingDetails:
     layer_noise: (noise norm) / clip of a round's mean by layer, before noise is
       correlated; {}: not known.
     has_layer_clips: Whether that is over the layer's own clip, and not over C.
+    unit_warning: Why a client may be less than a person; '' if nothing says so.
   """
 
   l2_norm_clip: Optional[float] = None
@@ -153,6 +154,7 @@ class TrainingDetails:
   tokens: str = ''
   layer_noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
   has_layer_clips: bool = False
+  unit_warning: str = ''
 
   @classmethod
   def of_fields(cls, fields: Mapping[str, Any]) -> Optional['TrainingDetails']:
@@ -185,6 +187,8 @@ class PrivacyReport:
     releases: As in `ledger.Contents`.
     details: Facts about training; None for a plan or an earlier run.
     other_units: Reports of other units that the same model cost.
+    later: As in `ledger.Contents`.
+    unread: As in `ledger.Contents`.
   """
 
   rounds: tuple[accounting.RoundGroup, ...]
@@ -199,6 +203,8 @@ class PrivacyReport:
   )
   details: Optional[TrainingDetails] = None
   other_units: tuple['PrivacyReport', ...] = ()
+  later: int = 0
+  unread: tuple[str, ...] = ()
 
   def __post_init__(self):
     if not self.rounds:
@@ -286,6 +292,22 @@ class PrivacyReport:
     epsilon = format_epsilon(self.epsilon)
     return f'({epsilon}, {self.delta:g})-differential privacy'
 
+  @property
+  def epsilon_words(self) -> str:
+    """Epsilon by each accountant, the one that leads first, and delta."""
+    bounds = ', '.join(
+        f'{format_epsilon(bound)} by {name}'
+        for name, bound in (
+            ('PLD', self.epsilon_pld), ('RDP', self.epsilon_rdp)
+        )
+        if bound is not None
+    )
+    # Epsilon needs its delta on the same line, or it means nothing.
+    words = f'{bounds} at delta {self.delta:g}'
+    if self.invalidations:
+      words = f'infinite; {words} if nothing invalidated it'
+    return words
+
   @functools.cached_property
   def noise_over_clip(self) -> list[Optional[float]]:
     """(noise norm) / C of a round's mean, of each group that trained a model.
@@ -339,9 +361,10 @@ class PrivacyReport:
         'neighbouring_relation': self.neighbouring_relation.name.lower(),
         'rounds': self.num_rounds,
         'inherited_rounds': self.inherited,
+        'later_rounds': self.later,
         'groups': [_group_fields(group) for group in self.rounds],
         'rounds_over_noise': json_number(self.rounds_over_noise),
-        'warnings': _warnings(self.notes),
+        'warnings': _warnings(self),
         'releases': {
             name: _num_rounds(groups) for name, groups in self.releases.items()
         },
@@ -370,9 +393,9 @@ class PrivacyReport:
     )
     return '\n'.join([
         f'Privacy of each {self.privacy_unit}: {self.verdict}',
-        f'Epsilon: {_epsilon_words(self)}',
+        f'Epsilon: {self.epsilon_words}',
         *([noise] if any(each != 0 for each in self.noise_over_clip) else []),
-        *_warnings(self.notes),
+        *_warnings(self),
         *(other.summary for other in self.other_units),
     ])
 
@@ -381,10 +404,10 @@ class PrivacyReport:
     lines = []
     for text in (
         f'Privacy report: {self.verdict}',
-        f'Epsilon: {_epsilon_words(self)}',
+        f'Epsilon: {self.epsilon_words}',
         f'Privacy unit: {self.privacy_unit}; neighbouring relation: '
         + relation.format(unit=self.privacy_unit),
-        *_warnings(self.notes),
+        *_warnings(self),
     ):
       lines += textwrap.wrap(text, _WIDTH)
     entries = _round_entries(self)
@@ -447,12 +470,95 @@ def of_ledger(
       inherited=contents.inherited,
       notes=contents.notes,
       releases=contents.releases,
+      later=contents.later,
+      unread=contents.unread,
       details=details,
       # Without details: these are facts about this run's training only.
       other_units=tuple(
           of_ledger(other, accountant=accountant)
           for other in contents.other_units
       ),
+  )
+
+
+class Outlook(NamedTuple):
+  """What a release makes of the verdict, known before it is charged.
+
+  Attributes:
+    before: The report without the release; None if nothing is charged yet.
+    after: The report with it.
+  """
+
+  before: Optional[PrivacyReport]
+  after: PrivacyReport
+
+  @property
+  def words(self) -> str:
+    """As 'epsilon 4.94 -> 20.2 at delta 1e-05: NOT PRIVATE: ...'."""
+    after = self.after
+    change = format_epsilon(after.epsilon)
+    if self.before is not None:
+      at = f' (at delta {self.before.delta:g})'
+      change = (
+          format_epsilon(self.before.epsilon)
+          + (at if self.before.delta != after.delta else '')
+          + f' -> {change}'
+      )
+    verdict = 'private' if after.private else after.verdict
+    return f'epsilon {change} at delta {after.delta:g}: {verdict}'
+
+  @property
+  def fields(self) -> dict[str, Any]:
+    """The change by name, for JSON; infinity is the string 'inf'."""
+    before = self.before
+    return {
+        'private': self.after.private,
+        'verdict': self.after.verdict,
+        'delta': self.after.delta,
+        'total_epsilon': json_number(self.after.epsilon),
+        'private_before': before and before.private,
+        'epsilon_before': before and json_number(before.epsilon),
+        'delta_before': before and before.delta,
+    }
+
+  def check(self, *, allows_not_private: bool) -> None:
+    """Raises ValueError if the release would end a guarantee.
+
+    Args:
+      allows_not_private: Whether the user has said that it may.
+    """
+    if allows_not_private or self.after.private:
+      return
+    if self.before is not None and self.before.private:
+      raise ValueError(
+          f'{self.words}; nothing is charged yet. Lower EPSILON, or set DELTA '
+          'well below 1 / population; ALLOW_NOT_PRIVATE (--allow_not_private) '
+          'releases it nevertheless, and the run is NOT PRIVATE from then on.'
+      )
+
+
+def outlook(
+    charged: Sequence[accounting.RoundGroup],
+    after: Sequence[accounting.RoundGroup],
+    *,
+    delta: float,
+    delta_before: Optional[float] = None,
+    invalidations: Sequence[str] = (),
+) -> Outlook:
+  """Returns what a release makes of the verdict.
+
+  Args:
+    charged: What is charged without it; may be empty.
+    after: All that is charged with it.
+    delta: Of the report with it.
+    delta_before: Of the report without it; None: the same.
+    invalidations: As in `ledger.Contents`.
+  """
+  of = lambda rounds, delta: PrivacyReport(
+      rounds=tuple(rounds), delta=delta, invalidations=tuple(invalidations)
+  )
+  return Outlook(
+      of(charged, delta_before or delta) if charged else None, of(after, delta)
   )
 
 
@@ -503,8 +609,7 @@ def plan(
     )
   if delta is None:
     delta = accounting.default_delta(population)
-  search = accountant or ('rdp' if sampling == 'fixed_size' else 'pld')
-  target = dict(sampling=how, delta=delta, accountant=search)
+  target = dict(sampling=how, delta=delta, accountant=accountant)
   if noise_multiplier is None:
     noise_multiplier = calibration.noise_multiplier_for_epsilon(
         target_epsilon, rounds=rounds, **target
@@ -609,7 +714,7 @@ def plan_table(reports: Sequence[PrivacyReport]) -> str:
       f'neighbouring relation: {relation}.'
   )
   lines += [f'As given: NOT PRIVATE: {reason}' for reason in first.reasons]
-  return '\n'.join([*lines, *_warnings(first.notes)])
+  return '\n'.join([*lines, *_warnings(first)])
 
 
 def delta_or_default(
@@ -715,12 +820,16 @@ def _secure_rounds(
   return [group for group in rounds if group.secure_sum is not None]
 
 
-def _warnings(notes: Iterable[ledger.Note]) -> list[str]:
-  """What the notes of a ledger mean for a reader, a sentence each."""
-  warnings = []
+def _warnings(report: PrivacyReport) -> list[str]:
+  """What a reader must know of a ledger, a sentence each."""
+  warnings = [
+      f'WARNING: what {each} charged after this run began is not counted, '
+      'because this ledger is not there any more: put it back.'
+      for each in report.unread
+  ]
   # Charged rounds before the first note of each kind.
   # Reversed, so that the first note of a kind replaces later ones.
-  before = {note.what: note.rounds_before for note in reversed([*notes])}
+  before = {note.what: note.rounds_before for note in reversed(report.notes)}
   if 'copied' in before:
     warnings.append(
         'WARNING: the run folder is a copy or was restored (noticed after '
@@ -761,20 +870,6 @@ def _group_fields(group: accounting.RoundGroup) -> dict[str, Any]:
   return fields
 
 
-def _epsilon_words(report: PrivacyReport) -> str:
-  """Epsilon by each accountant, and delta."""
-  bounds = []
-  if report.epsilon_rdp is not None:
-    bounds.append(f'{format_epsilon(report.epsilon_rdp)} by RDP')
-  if report.epsilon_pld is not None:
-    bounds.append(f'{format_epsilon(report.epsilon_pld)} by PLD')
-  # Epsilon needs its delta on the same line, or it means nothing.
-  words = f'{", ".join(bounds)} at delta {report.delta:g}'
-  if report.invalidations:
-    words = f'infinite; {words} if nothing invalidated it'
-  return words
-
-
 def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
   """Entries on rounds, noise and accounting."""
   entries = []
@@ -787,14 +882,14 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
     ))
   for release, groups in report.releases.items():
     words = _RELEASES[release].format(unit=report.privacy_unit)
-    epsilon = accounting.epsilon(
+    epsilon = accounting.leading_epsilon(
         _without(report.rounds, groups), delta=report.delta
     )
     entries.append((
         'other releases',
         f'{_num_rounds(groups):,} of these rounds released {words}, and no '
         'model; without them epsilon would be '
-        f'{format_epsilon(epsilon)} by RDP',
+        + format_epsilon(epsilon),
     ))
   num_inherited = report.inherited
   if num_inherited:
@@ -803,7 +898,13 @@ def _round_entries(report: PrivacyReport) -> list[tuple[str, str]]:
         'inherited rounds',
         ('all' if every else f'{num_inherited:,}')
         + ' of these rounds belong to runs that this one started from'
-        + ('; data used after them are taken as public' if every else ''),
+        + (
+            f', {report.later:,} of them charged after it began'
+            if report.later else ''
+        )
+        + ('; data used after them are taken as public' if every else '')
+        + '; what those runs charge after this report was written is counted '
+        'when it is printed again (bin/compute_epsilon.py --run)',
     ))
   if report.other_units:
     names = ' and each '.join(
@@ -936,7 +1037,9 @@ def _training_entries(
       ('clip', _clip_words(details, unit=unit)),
       ('noise by layer', _layer_noise_words(details)),
       ('trust model', _trust_words(report.rounds)),
-      ('unit covers', _UNITS.get(unit, 'one client')),
+      ('unit covers', '; '.join(filter(None, (
+          _UNITS.get(unit, 'one client'), details.unit_warning
+      )))),
       ('taken as public', public_words),
       *([('tokens', details.tokens)] if details.tokens else []),
       ('assumptions', _SETTLED),

@@ -52,8 +52,8 @@ class QueryState(NamedTuple):
   Attributes:
     l2_norm_clip: C of the coming round, float32 [].
     noise_multiplier: z, float32 [].
-    noise_key: Key of the coming round's noise, int32 [8]; zeros: not set.
-      Secret.
+    noise_key: Key of the coming rounds' noise, int32 [8]. Secret. If it is
+      zeros, each round draws its own and keeps it nowhere.
     counter: Noised results so far, int64 [].
     layer_clips: C_h of the coming round, float32 [H], if clips adapt.
     layer_noise: Norm of the noise on each layer of a sum over z C, before it is
@@ -89,7 +89,7 @@ class QueryState(NamedTuple):
     return cls(
         l2_norm_clip=tf.constant(l2_norm_clip, tf.float32),
         noise_multiplier=tf.constant(noise_multiplier, tf.float32),
-        # Not set: a key in the initial state would be part of a graph.
+        # A key in the initial state would be a constant of its graph.
         noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
         counter=tf.constant(0, tf.int64),
         **others,
@@ -182,7 +182,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       >>> query = PerLayerClipSumQuery(
       ...     {'w': tf.TensorSpec([2])}, l2_norm_clip=1.0, noise_multiplier=0.5
       ... )
-      >>> state = set_noise_key(query.initial_global_state(), keys.draw())
+      >>> state = query.initial_global_state()
       >>> params = query.derive_sample_params(state)
       >>> total = query.initial_sample_state({'w': tf.zeros([2])})
       >>> record = {'w': tf.constant([3.0, 4.0])}  # Clipped to [0.6, 0.8].
@@ -191,10 +191,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       >>> print(noised['w'].dtype.name, event.noise_multiplier.numpy())
       float64 0.5
 
-  Noise is a function of the state's `noise_key` and `counter`: the same state
-  and sum give the same bits again, and no key is part of a graph.
-  `initial_global_state` leaves the key at zero, which stands for "not set":
-  then noised results are NaN (see `set_noise_key`).
+  Each noised result draws its own key from the operating system, so that two
+  results from one state have independent noise. Only where a run has set a key
+  (`set_noise_key`) is noise a function of that key and `counter`: then the same
+  state and sum give the same bits again. No key is part of a graph.
 
   Attributes:
     grid_follows_clip: Whether the clip changes from round to round. Then the
@@ -368,17 +368,15 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     # Always: the next release must not have this one's noise.
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = self.event(global_state)
-    # Without noise no key is needed, and a missing one gives no NaN.
     if not self._noise_multiplier:
       exact = sequential.sequential_map(
           lambda total: tf.cast(total, tf.float64), sums
       )
       return tf.nest.pack_sequence_as(sample_state, exact), new_state, event
-    # A missing key gives NaN, and not a sum with noise that anyone can compute.
-    grid_step = nan_if_unkeyed(self.grid_step(global_state), global_state)
+    grid_step = self.grid_step(global_state)
     drawn = noise_lib.gaussian(
         [total.shape for total in sums],
-        key=global_state.noise_key,
+        key=noise_key(global_state),
         release=global_state.counter,
         stddev=self._noise.resolution * self._stddev_in_steps(global_state),
         kernel=self._noise_kernel,
@@ -468,12 +466,13 @@ def layer_fields(
 
 
 def set_noise_key(state: QueryState, key: np.ndarray) -> QueryState:
-  """Returns the state with its key set.
+  """Returns the state with its key set, for noise that can be repeated.
 
-  Noise is a function of key and counter, so two sums that are released from one
-  state have the same noise, and their difference has none. After a failure, or
-  to try a round again, set a key that was never used. Runs
-  (`programs.training_loop`) do so, and charge both.
+  Without it every round has noise of its own. With it, noise is a function of
+  key and counter: two sums that are released from one state have the same
+  noise, and their difference has none. Runs (`programs.training_loop`) set a
+  key for each round, find by their ledger a round that is repeated with another
+  sum, and charge both. If you keep no such ledger, set no key.
 
   Args:
     state: The query's state.
@@ -489,12 +488,32 @@ def set_noise_key(state: QueryState, key: np.ndarray) -> QueryState:
   return state._replace(noise_key=bits)
 
 
-def nan_if_unkeyed(
-    value: tf.Tensor, global_state: QueryState
-) -> tf.Tensor:
-  """Returns the value; NaN without a key, so that a missing key shows."""
-  is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
-  return tf.where(is_keyed, value, math.nan)
+def noise_key(global_state: QueryState) -> tf.Tensor:
+  """Returns the key of a round, int32 [8]: the state's, or a new one.
+
+  Where the state has none, each execution reads a key from the operating
+  system's generator. Call it once a round.
+  """
+
+  def draw() -> tf.Tensor:
+    # By a reader of lines: TFF's worker has TensorFlow's ops only, and of those
+    # the random ones begin with 32 bits. What reads files has a state, so no
+    # compiler merges two readers, or reads while it compiles.
+    lines = tf.data.experimental.from_variant(
+        tf.raw_ops.TextLineDataset(
+            filenames='/dev/urandom', compression_type='', buffer_size=4096
+        ),
+        tf.TensorSpec([], tf.string),
+    )
+    # Some 4,000 bytes, all independent, without LF and CR: 255.6 bits a key.
+    data = tf.strings.reduce_join(lines.batch(16).take(1).get_single_element())
+    words = tf.io.decode_raw(
+        tf.strings.substr(data, 0, keys.NUM_BYTES), tf.int32
+    )
+    return tf.reshape(words, [keys.NUM_WORDS])
+
+  is_set = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
+  return tf.cond(is_set, lambda: tf.identity(global_state.noise_key), draw)
 
 
 def divide_by_cohort_size(

@@ -6,6 +6,7 @@ process is initialized, which determines its noise and its state's size.
 
 import dataclasses
 import math
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -39,14 +40,15 @@ async def describe(
     ValueError: As `training_loop.run`, before its first round.
   """
   prepared = await training_loop.prepare(training)
-  state, inherited, public, evaluations = prepared
+  state, inherited, public, evaluations, _ = prepared
   # With the loop's state: patience keeps a second model.
   saved = state, training.init_loop_state(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(saved))
   specs, sampling = training.model.specs, training.sampling
   plain_specs = subspace.plain_model(training.model).specs
   claims_epsilon = _claims_epsilon(training, prepared)
-  rows = _expectation(training, state) if claims_epsilon else {}
+  signal = _dev_signal(training, state)
+  rows = _expectation(training, state, signal) if claims_epsilon else {}
   rows |= {
       'data': _data(
           training.client_data,
@@ -57,6 +59,13 @@ async def describe(
       f'{training.step_name}s': f'{training.total_rounds:,} at most',
       'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
+  if signal is not None:
+    number = signal.measured[-1].num_utterances
+    clients = training.total_rounds * training.sampling.cohort_size
+    rows['time'] = (
+        f'about {clients / signal.clients_per_sec(number) / 60:,.0f} min here '
+        f'if a person has {number} utterances, as in dev, and evaluations'
+    )
   if frozen := process_lib.frozen_layers(state):
     trained = weights_lib.num_parameters(weights_lib.without(frozen, specs))
     described = layer_freeze.describe(frozen, specs, plain_specs=plain_specs)
@@ -69,6 +78,8 @@ async def describe(
         f'{sampling.cohort_size:,} of {sampling.population:,} '
         f'{training.privacy_unit}s ({sampling.kind})'
     )
+    if warning := client_data_lib.unit_warning(training.client_data):
+      rows['unit'] = f'{warning}.'
     rows['public'] = f'{public.words}.'
     rows['epsilon'] = _epsilon(training, prepared)
     if evaluations is not None:
@@ -84,15 +95,19 @@ def _claims_epsilon(
     training: training_loop.TrainingRun, prepared: training_loop.Prepared
 ) -> bool:
   """Whether the run is charged, with noise, and nothing invalidates that."""
-  return prepared.inherited is not None and not _invalidations(
-      training, prepared
-  ) and private_rounds.has_secret_noise(
-      prepared.process_state, training.privacy
+  return (
+      prepared.inherited is not None
+      and not prepared.invalidations
+      and private_rounds.has_secret_noise(
+          prepared.process_state, training.privacy
+      )
   )
 
 
 def _expectation(
-    training: training_loop.TrainingRun, state: process_lib.State
+    training: training_loop.TrainingRun,
+    state: process_lib.State,
+    signal: Optional[update_signal.Signal],
 ) -> dict[str, str]:
   """Noise and, if public people are there to measure, signal, over the clip."""
   group = private_rounds.cost(state, training.sampling)
@@ -112,29 +127,13 @@ def _expectation(
   if group.strategy is not None:
     return {'noise / C': f'{words}, of which later ones take back a part'}
   rows = {'noise / C': f'{words}, all its elements together'}
-  update = getattr(training, 'client_update', None)
-  people = training.evaluator and training.evaluator.client_data
-  if (
-      update is None
-      or not update.has_clip
-      or training.init_from_run is None
-      or not isinstance(people, client_data_lib.SpeechClientData)
-      or len(people.client_ids) < 2
-  ):
+  if signal is None or training.init_from_run is None:
     return rows
-  # Of dev people: private ones must not be looked at.
-  signal = update_signal.measure(
-      update,
-      weights=subspace.plain_weights(
-          training.model, state.global_model_weights
-      ),
-      client_data=people,
-  )
   of_dev = signal.measured[-1]
   run = dataclasses.replace(
       run,
       # A subspace gains less than its noise falls: docs/planning.md.
-      num_parameters=weights_lib.num_parameters(update.trained),
+      num_parameters=weights_lib.num_parameters(training.client_update.trained),
       signal=signal.law.signal(of_dev.num_utterances),
   )
   expectation = planning.expectation(
@@ -149,6 +148,30 @@ def _expectation(
       f'{run.signal_to_noise:.2g}: {expectation}. See bin/plan.py.'
   )
   return rows
+
+
+def _dev_signal(
+    training: training_loop.TrainingRun, state: process_lib.State
+) -> Optional[update_signal.Signal]:
+  """Measures dev people: private ones must not be looked at."""
+  update = getattr(training, 'client_update', None)
+  people = training.evaluator and training.evaluator.client_data
+  if (
+      update is None
+      or not update.has_clip
+      or not isinstance(people, client_data_lib.SpeechClientData)
+      or len(people.client_ids) < 2
+  ):
+    return None
+  # Two people show the time; an untrained model has no signal to forecast from.
+  most = 2 if training.init_from_run is None else None
+  return update_signal.measure(
+      update,
+      weights=subspace.plain_weights(
+          training.model, state.global_model_weights
+      ),
+      client_data=people.select(people.client_ids[:most]),
+  )
 
 
 def _data(
@@ -171,17 +194,6 @@ def _data(
   )
 
 
-def _invalidations(
-    training: training_loop.TrainingRun, prepared: training_loop.Prepared
-) -> tuple[str, ...]:
-  """Why no epsilon holds whatever the noise; () if it does."""
-  return (
-      *prepared.inherited.invalidations,
-      *training.privacy.invalidations,
-      *prepared.public.invalidations,
-  )
-
-
 def _saved_states(
     settings: training_loop.RunSettings, state_bytes: int
 ) -> str:
@@ -196,47 +208,21 @@ def _epsilon(
     training: training_loop.TrainingRun, prepared: training_loop.Prepared
 ) -> str:
   """Epsilon at the end, and the round at which a target ends the run."""
-  state, inherited, _, evaluations = prepared
-  if invalidations := _invalidations(training, prepared):
-    return f'infinite, NOT PRIVATE: {"; ".join(invalidations)}.'
-  settings, sampling = training.privacy, training.sampling
-  target, last = settings.target_epsilon, training.total_rounds
-  delta = settings.delta_of(sampling, inherited.charges.rounds)
-  charged_after = lambda number: private_rounds.planned_charges(
-      state,
-      sampling=sampling,
-      num_rounds=number,
-      inherited=inherited.charges,
-      releases=evaluation_rounds.charges(evaluations, num_rounds=number),
-  )
-  after = lambda number: accounting.epsilon(charged_after(number), delta=delta)
-  # RDP takes milliseconds for any number of rounds.
-  end, epsilon = last, after(last)
-  text = f'{privacy_report.format_epsilon(epsilon)} (RDP)'
-  ends_before = ''
-  if target is not None and epsilon > target:
-    low, high = 1, last  # The first round is within the target, the last not.
-    while high - low > 1:
-      middle = (low + high) // 2
-      low, high = (middle, high) if after(middle) <= target else (low, middle)
-    end, epsilon = low, after(low)
-    ends_before = (
-        f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
-        + _enough_noise(training, prepared, delta=delta)
+  if prepared.invalidations:
+    return f'infinite, NOT PRIVATE: {"; ".join(prepared.invalidations)}.'
+  outlook, end = training_loop.outlook(training, prepared)
+  report = outlook.after
+  text = f'{report.epsilon_words} at the end'
+  if outlook.before is not None:
+    before = privacy_report.format_epsilon(outlook.before.epsilon)
+    text = f'{before} -> {text}'
+  if end < training.total_rounds:
+    text += (
+        f'; TARGET_EPSILON = {training.privacy.target_epsilon:g} ends the run '
+        f'after {end:,}'
+        + _enough_noise(training, prepared, delta=report.delta)
     )
-  # The privacy report takes the smaller bound; PLD takes seconds.
-  # Only where RDP's bound could make the verdict worse than it is.
-  if epsilon > privacy_report.MAX_USEFUL_EPSILON:
-    by_pld, _ = accounting.epsilon_by_pld(charged_after(end), delta=delta)
-    if by_pld is not None:
-      epsilon = min(epsilon, by_pld)
-      if end == last:
-        text += f', {privacy_report.format_epsilon(by_pld)} (PLD)'
-  text += f' at the end{ends_before}, at delta {delta:g}'
-  reasons = privacy_report.why_not_private(
-      charged_after(end), epsilon=epsilon, delta=delta
-  )
-  return f'{text}; NOT PRIVATE: {"; ".join(reasons)}' if reasons else text
+  return text if report.private else f'{text}; {report.verdict}'
 
 
 def _enough_noise(
@@ -246,8 +232,7 @@ def _enough_noise(
     delta: float,
 ) -> str:
   """The noise at which all rounds are within the target; '' if unknown."""
-  state, inherited, _, evaluations = prepared
-  own = private_rounds.cost(state, training.sampling)
+  own = private_rounds.cost(prepared.process_state, training.sampling)
   if own.strategy is not None or own.secure_sum is not None:
     return ''
   last = training.total_rounds
@@ -258,8 +243,8 @@ def _enough_noise(
         rounds=last,
         delta=delta,
         others=[
-            *inherited.charges.rounds,
-            *evaluation_rounds.charges(evaluations, num_rounds=last),
+            *prepared.inherited.charges.rounds,
+            *evaluation_rounds.charges(prepared.evaluations, num_rounds=last),
         ],
     )
   except ValueError:  # The others alone exceed it.
@@ -280,11 +265,11 @@ def _evaluations(
   delta = training.privacy.delta_of(
       training.sampling, prepared.inherited.charges.rounds
   )
-  epsilon = accounting.epsilon([all_of_them], delta=delta)
+  epsilon = accounting.leading_epsilon([all_of_them], delta=delta)
   return (
       f'{all_of_them.count:,} at most, of as many people each; the noise '
       f'moves the WER by up to {100 * planned.half_width:.1f} points (95 %); '
-      f'{privacy_report.format_epsilon(epsilon)} (RDP) for them alone'
+      f'epsilon {privacy_report.format_epsilon(epsilon)} for them alone'
   )
 
 

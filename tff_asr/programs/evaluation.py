@@ -94,8 +94,9 @@ class Evaluation:
       which are decoded, too.
     num_fill_rows: Rows that would pad the batches of the other utterances to a
       multiple of 8, as the published code pads them.
-    rules: Normalisation (`normalization.RULES`) before words and characters are
-      compared. It does not apply to tokens and the published rate.
+    rules: Normalisation (`normalization.RULES`) before words, characters and
+      sentences are compared. It does not apply to tokens and the published
+      rate.
   """
 
   hypotheses: list[EvaluatedUtterance]
@@ -111,7 +112,7 @@ class Evaluation:
     """Errors of each speaker, sorted by speaker.
 
     Args:
-      count: Counts words, or characters (`word_errors.count_characters`).
+      count: Counts words, or characters or sentences (`word_errors`).
       field: The decoding: 'text' or 'text_with_lm'.
     """
     errors = {}
@@ -138,8 +139,14 @@ class Evaluation:
 
   @property
   def character_error_rate(self) -> float:
-    by_client = self.errors_by_client(count=word_errors.count_characters)
-    return word_errors.total(by_client.values()).rate
+    return self._rate(word_errors.count_characters)
+
+  @property
+  def sentence_error_rate(self) -> float:
+    return self._rate(word_errors.count_sentences)
+
+  def _rate(self, count: Count) -> float:
+    return word_errors.total(self.errors_by_client(count=count).values()).rate
 
   @property
   def token_error_rate(self) -> float:
@@ -162,6 +169,7 @@ class Evaluation:
     return {
         'word_error_rate': self.word_error_rate,
         'character_error_rate': self.character_error_rate,
+        'sentence_error_rate': self.sentence_error_rate,
         'token_error_rate': self.token_error_rate,
         'loss': self.loss,
     }
@@ -426,14 +434,14 @@ def evaluate(
       keeps for it (`lm_tuning`).
     dev_dir: Shards of public dev speakers. Weights that a run does not keep are
       tuned on them; None: those weights are the defaults.
-    rules: Normalisation before words and characters are compared, named with
-      the results: see `normalization.RULES`.
+    rules: Normalisation before words, characters and sentences are compared,
+      named with the results: see `normalization.RULES`.
     output_name: JSON file to write into each run's folder: the error rates;
-      the word and character errors and known attributes (gender, age, accent)
-      of each speaker; every hypothesis; the same with the language model under
-      `with_lm`, which names the model; and how many speakers the model's
-      guarantee protects (`public_data.OverlapCounts`), which is also printed.
-      It holds transcripts, so the data must be public.
+      the word, character and sentence errors and known attributes (gender, age,
+      accent) of each speaker; every hypothesis; the same with the language
+      model under `with_lm`, which names the model; and how many speakers the
+      model's guarantee protects (`public_data.OverlapCounts`), which is also
+      printed. It holds transcripts, so the data must be public.
     compare: Returns lines to print at the end, from the runs and `output_name`.
 
   Returns:
@@ -465,9 +473,9 @@ def evaluate(
       runs, language_model, model=model, pipeline=pipeline, dev_dir=dev_dir
   )
   attributes = attributes_of(client_data)
-  private = [public_data.count_overlap(run, client_data) for run in runs]
   read = functools.partial(run_dir.read_model, model=model, **identities)
   weights = list(map(read, runs))
+  private = [public_data.add(run, client_data, role='test') for run in runs]
   evaluator = Evaluator(
       model=model, pipeline=pipeline, client_data=client_data
   )
@@ -609,7 +617,10 @@ class _Searches:
       return
     dev_data = client_data_lib.load(dev_dir)
     checks.check_all(
-        *(functools.partial(lm_tuning.check, run, dev_data) for run in untuned)
+        *(
+            functools.partial(public_data.check, run, dev_data, role='tuning')
+            for run in untuned
+        )
     )
     self._evaluator = Evaluator(
         model=model, pipeline=pipeline, client_data=dev_data
@@ -637,19 +648,22 @@ class _Searches:
 def _print_result(run: str, result: Mapping[str, Any]) -> None:
   """Prints the error rates of a run, and a warning if there is one."""
   percent = lambda name, of=result: f'{100 * of[name]:.2f} %'
+  rules = ', '.join(result['normalization'])
   ter = ''
   if 'token_error_rate' in result:
     ter = f' (TER {percent("token_error_rate")})'
   print(
       f'{run}: WER {percent("word_error_rate")}{_interval(result)}, CER '
-      f'{percent("character_error_rate")}{ter} '
+      f'{percent("character_error_rate")}, SER '
+      f'{percent("sentence_error_rate")}{ter} '
       f'of {result["num_words"]:,} words of {result["num_speakers"]} speakers'
-      + ''.join(f', {rule}' for rule in result['normalization'])
+      + (f', normalised by {rules}' if rules else '')
   )
   if with_lm := result.get('with_lm'):
     print(
         f'  with LM: WER {percent("word_error_rate", with_lm)}, CER '
-        f'{percent("character_error_rate", with_lm)} (weight '
+        f'{percent("character_error_rate", with_lm)}, SER '
+        f'{percent("sentence_error_rate", with_lm)} (weight '
         f'{with_lm["alpha"]:g}, word bonus {with_lm["beta"]:g}, temperature '
         f'{with_lm["temperature"]:g})'
     )
@@ -738,23 +752,19 @@ def _results(
 def _error_counts(evaluated: Evaluation, *, field: str) -> dict[str, Any]:
   """Rates and counts by speaker of one decoding, as JSON."""
   found = {}
-  for rate, counts, unit, count in (
-      ('word_error_rate', 'speakers', 'words', word_errors.count),
-      (
-          'character_error_rate',
-          'characters',
-          'characters',
-          word_errors.count_characters,
-      ),
+  for unit, counts, count in (
+      ('word', 'speakers', word_errors.count),
+      ('character', 'characters', word_errors.count_characters),
+      ('sentence', 'sentences', word_errors.count_sentences),
   ):
     errors = evaluated.errors_by_client(count=count, field=field)
-    found[rate] = word_errors.total(errors.values()).rate
+    found[f'{unit}_error_rate'] = word_errors.total(errors.values()).rate
     found[counts] = {
         client_id: {
             'substitutions': each.substitutions,
             'deletions': each.deletions,
             'insertions': each.insertions,
-            unit: each.words,
+            f'{unit}s': each.words,
         }
         for client_id, each in errors.items()
     }

@@ -155,6 +155,7 @@ class EvaluationRounds:
       num_rounds: Their number.
     """
     sampling = self.sampling
+    num_people = num_rounds * sampling.cohort_size
     # The finalizer adds means over the expected cohort: noised sums over its
     # size.
     total = np.asarray(state.finalizer, np.float64) * sampling.cohort_size
@@ -162,7 +163,8 @@ class EvaluationRounds:
         total,
         # The sum of all rounds has the noise of each, drawn independently.
         stddev=self.noise.noise_multiplier * math.sqrt(num_rounds) * _CLIP,
-        num_people=sampling.population if sampling.kind == 'full' else None,
+        # Of Poisson cohorts, only the expected number is public.
+        num_people=None if sampling.kind == 'poisson' else num_people,
         sampling_prob=sampling.sampling_prob,
     )
 
@@ -172,8 +174,7 @@ class EvaluationRounds:
       *,
       num_rounds: int = 1,
       epsilon: float,
-      delta: float,
-      total_epsilon: float,
+      outlook: privacy_report.Outlook,
       trained_on: bool,
   ) -> dict[str, Any]:
     """Returns released figures as JSON.
@@ -182,8 +183,7 @@ class EvaluationRounds:
       found: The figures.
       num_rounds: Rounds that they are from.
       epsilon: What these rounds cost by themselves.
-      delta: Of both epsilons.
-      total_epsilon: Of all rounds in the ledger.
+      outlook: What they make of the run's verdict.
       trained_on: Whether the people are those that the model was trained on.
     """
     return {
@@ -198,8 +198,7 @@ class EvaluationRounds:
         'num_too_few_words': _interval(found.num_too_few_words),
         **dataclasses.asdict(self.noise.vectors),
         'epsilon': privacy_report.json_number(epsilon),
-        'delta': delta,
-        'total_epsilon': privacy_report.json_number(total_epsilon),
+        **outlook.fields,
         'rounds': num_rounds,
         'sampling': self.sampling.fields,
         'noise_multiplier': self.noise.noise_multiplier,
@@ -236,17 +235,18 @@ class PlannedEvaluations(NamedTuple):
 
 
 def charges(
-    planned: Optional[PlannedEvaluations], *, num_rounds: int
+    planned: Optional[PlannedEvaluations], *, num_rounds: int, num_done: int = 0
 ) -> list[accounting.RoundGroup]:
   """Returns what the evaluations of this many rounds of training cost.
 
   Args:
     planned: The evaluations; None: there are none.
-    num_rounds: Rounds of training, from the first on.
+    num_rounds: Rounds of training.
+    num_done: The first ones of these, which do not count.
   """
   if planned is None:
     return []
-  count = num_rounds // planned.every
+  count = num_rounds // planned.every - num_done // planned.every
   return [dataclasses.replace(planned.cost, count=count)]
 
 
@@ -359,13 +359,16 @@ def write(run: str, fields: Mapping[str, Any]) -> None:
       a resumed run releases again.
   """
   path = os.path.join(run, run_dir.PRIVATE_EVALUATION)
-  before = files.parse_json(files.read(path)) if os.path.exists(path) else []
   round_num = fields.get('round')
-  kept = [
-      each
-      for each in before
-      if round_num is None or each.get('round') != round_num
-  ]
+  kept = files.read_json(
+      path,
+      lambda before: [
+          each
+          for each in before
+          if round_num is None or each.get('round') != round_num
+      ],
+      remedy='put it back, because all of its figures are charged',
+  ) if os.path.exists(path) else []
   files.write_json(path, [*kept, fields])
 
 

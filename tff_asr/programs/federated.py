@@ -28,6 +28,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
+from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import devices
 from tff_asr.learning import fed_avg
@@ -96,8 +97,26 @@ class FederatedTraining(
         ),
         self.faults.validate,
         self._check_subspace,
+        self._check_private_evaluation,
         super().validate,
     )
+
+  @property
+  def client_pipeline(self) -> pipeline_lib.Pipeline:
+    if self.client_update is None:
+      return self.pipeline
+    return self.client_update.local.client_pipeline(self.pipeline)
+
+  def _check_private_evaluation(self) -> None:
+    """Raises ValueError if it would need transcripts that are not read."""
+    if (
+        self.private_evaluation is not None
+        and self.client_pipeline.tokenizer is not self.pipeline.tokenizer
+    ):
+      raise ValueError(
+          'PRIVATE_EVALUATE_EVERY is set, but it compares with transcripts, '
+          'which PSEUDO_LABELS does not read: set PRIVATE_EVALUATION = None.'
+      )
 
   def _check_subspace(self) -> None:
     """Raises ValueError if a subspace cannot be found."""

@@ -63,16 +63,17 @@ def read(run: str) -> dict[str, Tuned]:
   path = os.path.join(run, run_dir.DECODING)
   if not os.path.exists(path):
     return {}
-  try:
-    content = files.parse_json(files.read(path))
-    # Here and not at the first use, after a decoding that takes hours.
-    for entry in content.values():
-      sum(float(entry[name]) for name in language_model_lib.Weights._fields)
-    return content
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
-    raise ValueError(
-        f'{path} is damaged ({e}): delete it and evaluate the run again.'
-    ) from None
+  return files.read_json(
+      path, _checked, remedy='delete it and evaluate the run again'
+  )
+
+
+def _checked(content: dict[str, Tuned]) -> dict[str, Tuned]:
+  """The content, if all of its weights are numbers."""
+  # Here and not at the first use, after a decoding that takes hours.
+  for entry in content.values():
+    sum(float(entry[name]) for name in language_model_lib.Weights._fields)
+  return content
 
 
 def tuned(
@@ -95,18 +96,6 @@ def tuned(
   )
 
 
-def check(run: str, dev_data: tff.simulation.datasets.ClientData) -> None:
-  """Raises ValueError if dev speakers are private in a run's training."""
-  overlap = public_data.count_overlap(run, dev_data)
-  if overlap.private_speakers:
-    raise ValueError(
-        f'{overlap.private_speakers:,} dev speakers are private in the '
-        f'training of {run}: weights tuned on them would not be covered by its '
-        'guarantee. Give other dev speakers, or LM_WEIGHT, WORD_BONUS and '
-        'LM_TEMPERATURE.'
-    )
-
-
 def tune(
     run: str,
     *,
@@ -123,11 +112,12 @@ def tune(
     beam_search: The search, with the language model; gets the best weights.
 
   Raises:
-    ValueError: As `check`, or there are no words.
+    ValueError: As `public_data.check`, or there are no words.
   """
-  check(run, dev_data)
+  public_data.check(run, dev_data, role='tuning')
   if not any(reference.split() for reference, _ in decoded):
     raise ValueError('the dev speakers have no words to tune weights on.')
+  public_data.add(run, dev_data, role='tuning')
   errors = _Errors(decoded, beam_search=beam_search)
   tried, fewest = [], np.inf
   for temperature in TEMPERATURES:

@@ -40,11 +40,16 @@ class PersonResult(NamedTuple):
   Attributes:
     words: Words of the utterances evaluated on.
     errors: Word errors: before, then after each adaptation.
+    sentences: Utterances evaluated on.
+    wrong_sentences: Those with a word error: before, then after each
+      adaptation.
     num_adapted: Utterances adapted on: 0, then for each adaptation.
   """
 
   words: int
   errors: list[int]
+  sentences: int
+  wrong_sentences: list[int]
   num_adapted: list[int]
 
 
@@ -169,6 +174,8 @@ async def personalize(
   )
   # Before the first client adapts: a damaged file is found in seconds.
   weights = list(map(read, runs))
+  for run in runs:
+    public_data.add(run, client_data, role='test')
   personalizer = Personalizer(
       model=model,
       pipeline=pipeline,
@@ -211,15 +218,15 @@ def _people(
     rows: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, PersonResult]]:
   """The clients of a call's result."""
-  for client_id, words, errors, num_adapted in zip(
-      *(np.asarray(rows[name])
-        for name in ('client_id', 'words', 'errors', 'num_adapted')),
-      strict=True,
-  ):
-    # The words are the same in each evaluation.
-    yield client_id.decode(), PersonResult(
-        int(words[0]), errors.tolist(), num_adapted.tolist()
-    )
+  columns = {
+      name: np.asarray(rows[name])
+      for name in ('client_id', *PersonResult._fields)
+  }
+  # Words and sentences are the same in each evaluation.
+  columns |= {name: columns[name][:, 0] for name in ('words', 'sentences')}
+  columns = {name: values.tolist() for name, values in columns.items()}
+  for client_id, *counts in zip(*columns.values(), strict=True):
+    yield client_id.decode(), PersonResult(*counts)
 
 
 def _results(
@@ -260,12 +267,19 @@ def _summary(
   ]
   if not adapted:
     return {}
-  found = gains.summarize(
-      [each.errors[0] for each in adapted],
-      [each.errors[column] for each in adapted],
-      words=[each.words for each in adapted],
+  summarize = lambda errors, units: gains.summarize(
+      [getattr(each, errors)[0] for each in adapted],
+      [getattr(each, errors)[column] for each in adapted],
+      words=[getattr(each, units) for each in adapted],
   )
-  return found._asdict() | {'difference': found.difference._asdict()}
+  words = summarize('errors', 'words')
+  sentences = summarize('wrong_sentences', 'sentences')
+  return words._asdict() | {
+      'difference': words.difference._asdict(),
+      'sentence_rate_before': sentences.rate_before,
+      'sentence_rate_after': sentences.rate_after,
+      'sentence_difference': sentences.difference._asdict(),
+  }
 
 
 def _print_result(
@@ -284,8 +298,9 @@ def _print_result(
     print(
         f'{run}, {label}: WER {percent("rate_before")} to '
         f'{percent("rate_after")} % ({100 * ends["low"]:+.1f} to '
-        f'{100 * ends["high"]:+.1f}) of {row["num_people"]} people, worst '
-        f'tenth {percent("worst_tenth_before")} to '
+        f'{100 * ends["high"]:+.1f}), SER {percent("sentence_rate_before")} to '
+        f'{percent("sentence_rate_after")} % of {row["num_people"]} people, '
+        f'worst tenth {percent("worst_tenth_before")} to '
         f'{percent("worst_tenth_after")} %; better for '
         f'{100 * row["share_better"]:.0f} %, worse for '
         f'{100 * row["share_worse"]:.0f} %'

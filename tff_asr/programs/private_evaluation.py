@@ -1,24 +1,20 @@
 """Word error rates over private people, released under differential privacy.
 
-`evaluate` runs rounds of `evaluation_rounds` with the model of a finished run.
-Cohorts, contexts, clip, grid, noise, keys and ledger are those of training.
-Each round is charged to the run's ledger, on disk, before anything is computed
-from its sum, so that the ledger's epsilon covers the models and the evaluations
-together. An evaluation that is killed before its figures are written has been
-charged: the next one draws other noise and is charged, too.
+`evaluate` runs rounds of `evaluation_rounds` with the model of a finished run,
+as a release under the run's ledger (`releases`). Cohorts, contexts, clip, grid,
+noise, keys and ledger are those of training. Each round is charged, on disk,
+before anything is computed from its sum, so that the ledger's epsilon covers
+the models and the evaluations together.
 
-The people may be those who trained the model or others. In both cases they are
-protected from then on: later runs count them as private data of this one.
+The people may be those who trained the model or others.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-import dp_accounting
-import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
@@ -28,16 +24,13 @@ from tff_asr.learning import process as process_lib
 from tff_asr.metrics import private_wer
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import accounting
-from tff_asr.privacy import calibration
 from tff_asr.privacy import keys
-from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import privacy_report
 from tff_asr.programs import evaluation
 from tff_asr.programs import evaluation_rounds
 from tff_asr.programs import faults
-from tff_asr.programs import private_rounds
 from tff_asr.programs import public_data
+from tff_asr.programs import releases
 from tff_asr.storage import run_dir
 
 
@@ -55,7 +48,8 @@ class PrivateEvaluation:
       `poisson` or `fixed_size`.
     epsilon: What all rounds of the evaluation cost by themselves.
     num_rounds: Rounds; each draws another cohort.
-    delta: Of both epsilons; None: that of the run's privacy report.
+    delta: Delta of both epsilons; None: see `releases.reopen`.
+    allows_not_private: Whether the evaluation may end the run's guarantee.
     vectors: What a person sends.
     noise_kernel: As in `queries.PerLayerClipSumQuery`.
   """
@@ -69,6 +63,7 @@ class PrivateEvaluation:
   epsilon: float
   num_rounds: int = 1
   delta: Optional[float] = None
+  allows_not_private: bool = False
   vectors: private_wer.PersonVectors = private_wer.PersonVectors()
   noise_kernel: str = 'host'
 
@@ -79,6 +74,7 @@ class PrivateEvaluation:
         lambda: checks.positive_int(num_rounds=self.num_rounds),
         lambda: evaluation.check_corpus(self.client_data, self.pipeline),
         self._check_run,
+        self._check_cohorts,
     )
 
   def _check_run(self) -> None:
@@ -89,6 +85,20 @@ class PrivateEvaluation:
           f'{self.runs!r}.'
       )
     run_dir.check_model(self.run, model=self.model, **self._identities)
+
+  def _check_cohorts(self) -> None:
+    """Raises ValueError if the cohorts do not suit the rounds."""
+    sampling = self.cohorts.sampling
+    if sampling.kind == 'full' and self.num_rounds > 1:
+      raise ValueError(
+          f'NUM_ROUNDS is {self.num_rounds}, but everyone is in the first '
+          'round: set it to 1.'
+      )
+    if sampling.min_sep is not None:
+      raise ValueError(
+          f'{sampling.kind} cohorts need noise that is correlated over rounds: '
+          'evaluate @cohorts.full, @cohorts.poisson or @cohorts.fixed_size.'
+      )
 
   @property
   def run(self) -> str:
@@ -110,40 +120,6 @@ class PrivateEvaluation:
   def read_weights(self) -> weights_lib.Weights:
     return run_dir.read_model(self.run, model=self.model, **self._identities)
 
-  def noise(self, noise_multiplier: float) -> evaluation_rounds.EvaluationNoise:
-    """Returns what is summed, with this noise."""
-    return evaluation_rounds.EvaluationNoise(
-        noise_multiplier=noise_multiplier,
-        vectors=self.vectors,
-        noise_kernel=self.noise_kernel,
-    )
-
-  def build_rounds(
-      self, noise: evaluation_rounds.EvaluationNoise
-  ) -> evaluation_rounds.EvaluationRounds:
-    """Returns the rounds with this noise."""
-    return evaluation_rounds.EvaluationRounds(
-        model=self.model,
-        pipeline=self.pipeline,
-        client_data=self.client_data,
-        sampling=self.cohorts.sampling,
-        noise=noise,
-    )
-
-
-class _Plan(NamedTuple):
-  """Noise of an evaluation, chosen before anything is computed.
-
-  Attributes:
-    noise: Of each round.
-    delta: Of epsilon.
-    half_width: Half of the WER's interval that noise alone makes.
-  """
-
-  noise: evaluation_rounds.EvaluationNoise
-  delta: float
-  half_width: float
-
 
 async def evaluate(settings: PrivateEvaluation) -> dict[str, Any]:
   """Evaluates, charges the run's ledger, and adds the figures to its folder.
@@ -155,104 +131,84 @@ async def evaluate(settings: PrivateEvaluation) -> dict[str, Any]:
     The figures, as they were added to the list in private_evaluation.json.
 
   Raises:
-    ValueError: The settings are wrong; the run has not finished, or promises
-      nothing; public data share people with the evaluated ones; too few people
-      for the epsilon. Then nothing is charged.
+    ValueError: The settings are wrong, too few people for the epsilon, or as
+      `releases.reopen` and `releases.Release.begin`. Then nothing is charged.
   """
   settings.validate()
   trained_on = public_data.is_trained_on(settings.run, settings.client_data)
-  public_data.check_overlap(
-      train_data=settings.client_data,
-      dev_data=None,
-      selects_on_dev=False,
-      parent_runs={f'the training of {settings.run}': settings.run},
-      is_protected=True,
-      on_shared_data=public_data.REFUSE,
-  )
-  # Two programs that charge one ledger would break its chain of digests.
-  lock = run_dir.RunLock(settings.run)
-  try:
-    with private_rounds.reopen_ledger(
-        settings.run, what='error rates'
-    ) as ledger:
-      plan = _plan(settings, ledger.contents)
-      print(_plan_words(settings, plan))
-      if not trained_on:
-        # Before the first charge: from then on they are protected.
-        own = public_data.source(settings.client_data, is_private=True)
-        public_data.write(settings.run, [own._replace(is_evaluated=True)])
-      tff.framework.set_default_context(settings.context)
-      rounds = settings.build_rounds(plan.noise)
-      with faults.explained_shortage(shows_details=False):
-        state = await _run_rounds(settings, plan, ledger, rounds)
-      report = private_rounds.update_privacy_report(
-          settings.run, ledger.contents, delta=plan.delta
-      )
-      results = rounds.fields(
-          rounds.estimate(state, num_rounds=settings.num_rounds),
-          num_rounds=settings.num_rounds,
-          epsilon=settings.epsilon,
-          delta=plan.delta,
-          total_epsilon=report.epsilon,
-          trained_on=trained_on,
-      )
-      evaluation_rounds.write(settings.run, results)
-  finally:
-    lock.release()
+  with releases.reopen(
+      settings.run,
+      kind=evaluation_rounds.RELEASE,
+      client_data=settings.client_data,
+      sampling=settings.cohorts.sampling,
+      epsilon=settings.epsilon,
+      num_rounds=settings.num_rounds,
+      delta=settings.delta,
+      allows_not_private=settings.allows_not_private,
+  ) as release:
+    noise = evaluation_rounds.EvaluationNoise(
+        noise_multiplier=release.noise_multiplier,
+        vectors=settings.vectors,
+        noise_kernel=settings.noise_kernel,
+    )
+    print(_plan_words(settings, noise, delta=release.delta))
+    run_round = release.begin(
+        configuration=f'{__name__} {dataclasses.astuple(settings.vectors)}'
+    )
+    tff.framework.set_default_context(settings.context)
+    rounds = evaluation_rounds.EvaluationRounds(
+        model=settings.model,
+        pipeline=settings.pipeline,
+        client_data=settings.client_data,
+        sampling=settings.cohorts.sampling,
+        noise=noise,
+    )
+    with faults.explained_shortage(shows_details=False):
+      state = await _run_rounds(settings, run_round, rounds)
+    report = release.write_report()
+    results = rounds.fields(
+        rounds.estimate(state, num_rounds=settings.num_rounds),
+        num_rounds=settings.num_rounds,
+        epsilon=settings.epsilon,
+        outlook=release.outlook._replace(after=report),
+        trained_on=trained_on,
+    )
+    evaluation_rounds.write(settings.run, results)
   print(describe(results))
   return results
 
 
-def _plan(
-    settings: PrivateEvaluation, contents: ledger_lib.Contents
-) -> _Plan:
-  """Chooses the noise; raises ValueError if it leaves nothing to see."""
-  run, sampling = settings.run, settings.cohorts.sampling
-  if contents.invalidations:
-    raise ValueError(
-        f'the ledger of {run} says NOT PRIVATE '
-        f'({"; ".join(contents.invalidations)}): an evaluation under the same '
-        'ledger would promise nothing either.'
-    )
-  if sampling.kind == 'full' and settings.num_rounds > 1:
-    raise ValueError(
-        f'NUM_ROUNDS is {settings.num_rounds}, but everyone is in the first '
-        'round: set it to 1.'
-    )
-  if sampling.min_sep is not None:
-    raise ValueError(
-        f'{sampling.kind} cohorts need noise that is correlated over rounds: '
-        'evaluate @cohorts.full, @cohorts.poisson or @cohorts.fixed_size.'
-    )
-  # Raises if the run's rounds have another neighbouring relation.
-  relation = accounting.neighboring_relation([
-      *contents.rounds,
-      accounting.RoundGroup(sampling=sampling, noise_multiplier=1.0),
-  ])
-  delta = private_rounds.delta_of_release(
-      run, settings.delta, contents.rounds
-  )
-  noise_multiplier = calibration.noise_multiplier_for_epsilon(
-      settings.epsilon,
-      sampling=sampling,
-      rounds=settings.num_rounds,
-      delta=delta,
-      accountant='rdp' if sampling.kind == 'fixed_size' else 'pld',
-  )
-  # `full` is calibrated for adding or removing a person.
-  if (
-      relation is dp_accounting.NeighboringRelation.REPLACE_ONE
-      and sampling.kind == 'full'
-  ):
-    noise_multiplier *= 2
-  # Up: a query has float32, which may be the value below.
-  noise_multiplier = float(
-      np.nextafter(np.float32(noise_multiplier), np.float32('inf'))
-  )
+async def _run_rounds(
+    settings: PrivateEvaluation,
+    run_round: releases.Runner,
+    rounds: evaluation_rounds.EvaluationRounds,
+) -> process_lib.State:
+  """Runs and charges all rounds; returns the state that holds their sum."""
+  cohorts = settings.cohorts
+  state = await rounds.initialize(settings.read_weights())
+  position = cohorts.initial_state()
+  for round_num in range(1, settings.num_rounds + 1):
+    with faults.without_details(round_num, shows_exact=False):
+      result = await run_round(
+          rounds.step, state, draw=cohorts.draw, position=position
+      )
+    state, position = result.output.state, result.next_position
+  return state
+
+
+def _plan_words(
+    settings: PrivateEvaluation,
+    noise: evaluation_rounds.EvaluationNoise,
+    *,
+    delta: float,
+) -> str:
+  """What is about to be released, on two lines; ValueError if it is all noise.
+  """
+  sampling, rounds = settings.cohorts.sampling, settings.num_rounds
   # Variances of the rounds' noise add up, and so do the people.
   half_width = settings.vectors.half_width(
-      noise_multiplier=noise_multiplier * math.sqrt(settings.num_rounds),
-      num_people=settings.num_rounds * sampling.cohort_size,
+      noise_multiplier=noise.noise_multiplier * math.sqrt(rounds),
+      num_people=rounds * sampling.cohort_size,
   )
   if half_width > evaluation_rounds.MAX_HALF_WIDTH:
     needed = settings.epsilon * half_width / evaluation_rounds.MAX_HALF_WIDTH
@@ -262,55 +218,13 @@ def _plan(
         f'by {100 * half_width:.0f} points (95 %). Raise EPSILON to about '
         f'{needed:.2g}, or evaluate more people.'
     )
-  return _Plan(settings.noise(noise_multiplier), delta, half_width)
-
-
-async def _run_rounds(
-    settings: PrivateEvaluation,
-    plan: _Plan,
-    ledger: ledger_lib.Ledger,
-    rounds: evaluation_rounds.EvaluationRounds,
-) -> process_lib.State:
-  """Runs and charges all rounds; returns the state that holds their sum."""
-  cohorts = settings.cohorts
-  # A key that is never saved: the same evaluation, run again, gets other noise
-  # and is charged again.
-  runner = private_rounds.PrivateRoundRunner(
-      ledger=ledger,
-      noise=private_rounds.NoiseState(
-          keys.draw(), np.int64(ledger.file_identity)
-      ),
-      sampling=cohorts.sampling,
-      configuration=run_dir.config_digest(
-          f'{__name__} {dataclasses.astuple(settings.vectors)}'
-      ),
-      settings=private_rounds.PrivacySettings(delta=plan.delta),
-  )
-  state = await rounds.initialize(settings.read_weights())
-  position = cohorts.initial_state()
-  for round_num in range(1, settings.num_rounds + 1):
-    with faults.without_details(round_num, shows_exact=False):
-      result = await runner.run(
-          rounds.step,
-          state,
-          draw=cohorts.draw,
-          position=position,
-          release=evaluation_rounds.RELEASE,
-      )
-    state, position = result.output.state, result.next_position
-  return state
-
-
-def _plan_words(settings: PrivateEvaluation, plan: _Plan) -> str:
-  """What is about to be released, on two lines."""
-  sampling, rounds = settings.cohorts.sampling, settings.num_rounds
   return (
       f'evaluation: {rounds} round{"" if rounds == 1 else "s"} of '
       f'{sampling.cohort_size:,} of {sampling.population:,} people '
-      f'({sampling.kind}), noise multiplier {plan.noise.noise_multiplier:.4g}\n'
+      f'({sampling.kind}), noise multiplier {noise.noise_multiplier:.4g}\n'
       f'epsilon {privacy_report.format_epsilon(settings.epsilon)} at delta '
-      f'{plan.delta:g} for it alone; its noise moves the word error rate by up '
-      f'to {100 * plan.half_width:.1f} points (95 %) if people have '
+      f'{delta:g} for it alone; its noise moves the word error rate by up '
+      f'to {100 * half_width:.1f} points (95 %) if people have '
       f'{settings.vectors.max_words:,} words each, by more if they have fewer'
   )
 
@@ -347,7 +261,9 @@ def describe(results: dict[str, Any]) -> str:
   total = privacy_report.format_epsilon(float(results['total_epsilon']))
   lines.append(
       f'epsilon with the training: {total} at delta '
-      f'{results["delta"]:g}. Brackets: 95 %, of the noise'
+      f'{results["delta"]:g}'
+      + ('' if results['private'] else f' ({results["verdict"]})')
+      + '. Brackets: 95 %, of the noise'
       + (
           ''
           if results['sampling']['kind'] == 'full'

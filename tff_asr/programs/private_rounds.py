@@ -76,7 +76,8 @@ class PrivacySettings:
     delta: Delta of epsilon, below 1 / population. None: 1 / (10 population),
       for the largest population that the ledger charges.
     target_epsilon: The run ends before the round after which the ledger's
-      epsilon (RDP) would exceed this; None: no target. Needs a delta.
+      epsilon (`accounting.leading_epsilon`) would exceed this; None: no target.
+      Needs a delta.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
     exact_metrics: Whether to show and write metrics without noise and the
@@ -127,6 +128,16 @@ class PrivacySettings:
     # A group of no rounds: only its population matters here.
     own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
     return privacy_report.delta_or_default(self.delta, [own, *charged])
+
+  def allow(
+      self, rounds: Sequence[accounting.RoundGroup], *, delta: float
+  ) -> bool:
+    """Whether the epsilon of rounds is within the target."""
+    target = self.target_epsilon
+    # Not `epsilon > target`, which lets NaN pass.
+    return target is None or (
+        accounting.leading_epsilon(rounds, delta=delta, target=target) <= target
+    )
 
   @property
   def invalidations(self) -> list[str]:
@@ -224,7 +235,7 @@ class PrivateRoundRunner:
           [int(cohort_state.round_num)], cost(state, self._sampling)
       )
       charged += releases
-    return _epsilon(charged, self._delta) <= self._settings.target_epsilon
+    return self._settings.allow(charged, delta=self._delta)
 
   def claims_epsilon(self, state: process_lib.State) -> bool:
     """Whether a finite epsilon holds for the next round and those before."""
@@ -349,12 +360,28 @@ class PrivateRoundRunner:
       )
     return state, position
 
-  def epsilon(self) -> float:
-    """Epsilon by RDP of all charged rounds; infinite if it is void."""
+  def epsilons(self) -> tuple[float, float]:
+    """The leading epsilon of all charged rounds, and RDP's; infinite if void.
+    """
     contents = self._ledger.contents
     if contents.invalidations:
-      return math.inf
-    return _epsilon(contents.rounds, self._delta)
+      return math.inf, math.inf
+    return (
+        accounting.leading_epsilon(contents.rounds, delta=self._delta),
+        accounting.epsilon(contents.rounds, delta=self._delta),
+    )
+
+  def outlook(
+      self, before: Sequence[accounting.RoundGroup]
+  ) -> privacy_report.Outlook:
+    """What the rounds charged after these have made of the verdict."""
+    contents = self._ledger.contents
+    return privacy_report.outlook(
+        before,
+        contents.rounds,
+        delta=self._delta,
+        invalidations=contents.invalidations,
+    )
 
   def is_private(self, epsilon: float) -> bool:
     """False if all charged rounds are NOT PRIVATE; epsilon is theirs."""
@@ -534,12 +561,9 @@ def check_first_round(
   rounds = [*inherited.after([0], cost(state, sampling)), *releases]
   # Raises if the inherited rounds have another neighbouring relation.
   accounting.neighboring_relation(rounds)
-  target = settings.target_epsilon
-  if target is None:
-    return
-  found = _epsilon(rounds, settings.delta)
-  # Not `found > target`, which lets NaN pass.
-  if not found <= target:
+  if not settings.allow(rounds, delta=settings.delta):
+    target = settings.target_epsilon
+    found = accounting.leading_epsilon(rounds, delta=settings.delta)
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
         f'TARGET_EPSILON is {target:g}, but after the first round epsilon would'
@@ -585,31 +609,9 @@ def has_secret_noise(
   return not settings.invalidations and bool(_event(state).noise_multiplier > 0)
 
 
-def planned_charges(
-    state: process_lib.State,
-    *,
-    sampling: accounting.Sampling,
-    num_rounds: int,
-    inherited: ledger_lib.Charges,
-    releases: Sequence[accounting.RoundGroup] = (),
-) -> list[accounting.RoundGroup]:
-  """Returns what a run of `num_rounds` will have charged at its end.
-
-  Args:
-    state: As the other arguments, see `check_first_round`.
-    sampling: See there.
-    num_rounds: Rounds of training.
-    inherited: See there.
-    releases: Cost of what else the run releases.
-  """
-  return [
-      *inherited.after(range(num_rounds), cost(state, sampling)), *releases
-  ]
-
-
 def create_ledger(
     run: run_dir.RunDir,
-    parent: Optional[ledger_lib.Parent],
+    parents: Sequence[ledger_lib.Parent],
     *,
     invalidations: Sequence[str] = (),
     privacy_unit: Optional[str] = 'speaker',
@@ -618,9 +620,9 @@ def create_ledger(
 
   Args:
     run: The run's folder.
-    parent: The ledger of the model that it starts from, or None.
+    parents: The ledgers of the models that it starts from.
     invalidations: Reasons for which no guarantee holds, see `ledger.Contents`.
-    privacy_unit: What one client is; None: as in the parent.
+    privacy_unit: What one client is; None: as in the first parent.
 
   Raises:
     ledger.LedgerError: The folder holds a model with a ledger but no state; or
@@ -637,86 +639,8 @@ def create_ledger(
       run.file(run_dir.LEDGER),
       privacy_unit=privacy_unit,
       invalidations=invalidations,
-      parent=parent,
+      parents=parents,
   )
-
-
-def reopen_ledger(run: str, *, what: str) -> ledger_lib.Ledger:
-  """Opens the ledger of a finished run, to charge it for another release.
-
-  Args:
-    run: The run's folder, which the caller has locked.
-    what: What is to be released, for messages: 'counts'.
-
-  Raises:
-    ValueError: The run has not finished or has no ledger, or the ledger
-      protects single recordings.
-    ledger.LedgerError: The ledger is missing or was changed.
-  """
-  found = run_dir.ledger_of_model(run)
-  if found is None or found[1] is None:
-    raise ValueError(
-        f'{run} is not the folder of a finished run on private data: its '
-        'ledger is to be charged.'
-    )
-  path, head = found
-  ledger = ledger_lib.resume(path, head=head)
-  unit = ledger.contents.privacy_unit
-  if unit != 'speaker':
-    ledger.close()
-    raise ValueError(
-        f'the ledger of {run} cannot be charged for {what}: it protects single '
-        f'units ({unit}), and {what} are protected by speaker.'
-    )
-  return ledger
-
-
-def delta_of_release(
-    run: str,
-    delta: Optional[float],
-    rounds: Sequence[accounting.RoundGroup],
-) -> float:
-  """Returns delta of another release under a finished run's ledger.
-
-  Args:
-    run: The run's folder.
-    delta: In (0, 1). None: that of the run's privacy report, if it has one,
-      or 1 / (10 population).
-    rounds: The largest of their populations counts.
-
-  Raises:
-    ValueError: Delta is out of range.
-  """
-  if delta is None:
-    delta = run_dir.read_delta(run)
-  # The default covers the largest population that the ledger protects.
-  delta = privacy_report.delta_or_default(delta, rounds)
-  accounting.check_delta(delta)
-  return delta
-
-
-def update_privacy_report(
-    run: str, contents: ledger_lib.Contents, *, delta: float
-) -> privacy_report.PrivacyReport:
-  """Writes a finished run's privacy report again, with later charges.
-
-  Args:
-    run: The run's folder.
-    contents: Of its ledger.
-    delta: Of epsilon.
-
-  Returns:
-    The report. What it says of the training is that of the report before.
-  """
-  # The ledger has costs alone: clip, tokens and public inputs are here.
-  before = run_dir.read_privacy_report(run)
-  report = privacy_report.of_ledger(
-      contents,
-      delta=delta,
-      details=before and privacy_report.TrainingDetails.of_fields(before),
-  )
-  run_dir.write_privacy_report(run, report)
-  return report
 
 
 def _event(state: process_lib.State) -> dp_accounting.DpEvent:
@@ -837,7 +761,3 @@ def noise_by_layer(
   if shares.size:
     noise /= shares
   return dict(zip(names, noise.tolist())), bool(shares.size)
-
-
-def _epsilon(rounds: list[accounting.RoundGroup], delta: float) -> float:
-  return accounting.epsilon(rounds, delta=delta)

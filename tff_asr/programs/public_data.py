@@ -11,9 +11,12 @@ Speakers are compared by id, within the namespace of their corpus: LibriSpeech
 and Libri-Light number the same readers of LibriVox; an AN4 speaker of the same
 id is someone else. One person with two ids is not found.
 
-`trained_on.json` in a run's folder lists the corpora that its model, and the
-runs that it started from, were trained on: with a guarantee (private), or
-without one (exposed, as is a dev set that selected the weights). It names no
+`trained_on.json` in a run's folder lists all people whom the run, or a command
+with its model, has touched, each corpus with its role (`ROLES`): private ones
+are protected by the run's ledger, the others are public. Every command compares
+its people with the list, and then adds them; docs/privacy.md ("What is public")
+has the table. Later runs inherit what their model depends on: those who trained
+it or chose its weights, and those whom its ledger protects. The file names no
 speaker: a later run reads the ids from the corpora, if they still exist with
 the same clients, which a digest shows. The digest confirms a guess at the whole
 list of clients, so only the file's owner may read it.
@@ -23,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import hashlib
 import json
 import os
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import tensorflow_federated as tff
@@ -39,21 +42,33 @@ NOT_PRIVATE = 'not_private'
 ACTIONS = (REFUSE, NOT_PRIVATE)
 
 
+# What was done with people: they trained the model or, as a dev set, chose its
+# weights (`selected`); exact error rates of a dev or test set were shown, or a
+# language model has their words (`tuning`); or they were evaluated, or their
+# words counted, under the run's ledger.
+ROLES = (
+    'trained', 'selected', 'dev', 'tuning', 'test', 'evaluated', 'counted'
+)
+# Exact figures of these are shown with this run; its model does not depend on
+# them, and so runs that start from it do not either.
+_SHOWN = ('dev', 'tuning', 'test')
+_PROTECTED = ('evaluated', 'counted')
+
+
 class Source(NamedTuple):
-  """A corpus that a model was trained on, or evaluated on privately.
+  """A corpus, and what a run or a command with its model did with its people.
 
   Attributes:
     is_private: Whether the run's ledger protects its speakers.
     folder: The corpus, absolute; '' for data that are not on disk.
     speakers_sha256: Digest of the list of its namespace and speakers.
-    is_evaluated: Whether the ledger protects them because of an evaluation
-      (`private_evaluation`) alone.
+    role: One of `ROLES`.
   """
 
   is_private: bool
   folder: str
   speakers_sha256: str
-  is_evaluated: bool = False
+  role: str = 'trained'
 
 
 class _Speakers(NamedTuple):
@@ -70,7 +85,7 @@ class OverlapFindings(NamedTuple):
     invalidations: Reasons for which no guarantee holds, as in
       `ledger.Contents`.
     unchecked: What could not be compared completely.
-    sources: What the run's model is trained on, including its parent runs.
+    sources: The people of the run and those that it inherits.
   """
 
   invalidations: tuple[str, ...]
@@ -142,9 +157,10 @@ def check_overlap(
   train = _speakers(train_data)
   dev = None if dev_data is None else _speakers(dev_data)
   sources = [source(train_data, is_private=is_protected)]
-  if selects_on_dev:
+  if dev_data is not None:
     # Weights that the dev set selects reveal something of it.
-    sources.append(source(dev_data, is_private=False))
+    role = 'selected' if selects_on_dev else 'dev'
+    sources.append(source(dev_data, is_private=False, role=role))
   # By owner; '' is this run. Each owner's private speakers are looked for in
   # what the others show.
   private = {'': train} if is_protected else {}
@@ -154,7 +170,7 @@ def check_overlap(
     # protects.
     public['the training data'] = train
   for label, run in parent_runs.items():
-    found = read(run)
+    found = [each for each in read(run) if each.role not in _SHOWN]
     sources += found
     private[label] = _read_speakers(each for each in found if each.is_private)
     public[label] = _read_speakers(
@@ -225,18 +241,22 @@ def _compare(
 
 
 def source(
-    client_data: tff.simulation.datasets.ClientData, *, is_private: bool
+    client_data: tff.simulation.datasets.ClientData,
+    *,
+    is_private: bool,
+    role: str = 'trained',
 ) -> Source:
   """Returns the entry of trained_on.json for some data."""
   corpus = client_data_lib.corpus_of(client_data)
   if corpus is None:
     # In memory: a later run finds no ids, and calls them not compared.
-    return Source(is_private, '', '')
-  return Source(is_private, corpus.path, _digest(_speakers(client_data)))
+    return Source(is_private, '', '', role)
+  speakers = _digest(_speakers(client_data))
+  return Source(is_private, corpus.path, speakers, role)
 
 
 def write(run: str, sources: Iterable[Source]) -> None:
-  """Adds to what the model in a run's folder was trained on."""
+  """Adds to the people of a run."""
   # A resumed run may have more data: earlier entries stay.
   before = read(run) if os.path.exists(os.path.join(run, FILE)) else []
   entries = [each._asdict() for each in dict.fromkeys([*before, *sources])]
@@ -245,8 +265,68 @@ def write(run: str, sources: Iterable[Source]) -> None:
   files.write(os.path.join(run, FILE), text.encode(), mode=0o600)
 
 
+def check(
+    run: str, client_data: tff.simulation.datasets.ClientData, *, role: str
+) -> OverlapCounts:
+  """Compares people with those of a finished run, before a command uses them.
+
+  Args:
+    run: The run's folder.
+    client_data: The people.
+    role: What the command does with them: 'evaluated' and 'counted' protect
+      them, 'tuning' and 'test' show exact figures.
+
+  Returns:
+    How many are private in the run; above 0 for 'test' alone.
+
+  Raises:
+    ValueError: They are to be protected, and some are public in the run; or a
+      language model is to depend on private ones.
+  """
+  own, protects = _speakers(client_data), role in _PROTECTED
+  others = [each for each in read(run) if each.is_private != protects]
+  shared = {
+      name: own.ids & _read_speakers(s for s in others if s.role == name).ids
+      for name in ROLES
+  }
+  roles = ', '.join(name for name, ids in shared.items() if ids)
+  found = OverlapCounts(
+      len(frozenset().union(*shared.values())),
+      _is_compared(_read_speakers(others), own),
+  )
+  count = found.private_speakers
+  if count and protects:
+    raise ValueError(
+        f'{count:,} of the {len(own.ids):,} people are public in '
+        f'{run} ({roles}), and what is shown of them cannot be protected from '
+        'now on: take people without them.'
+    )
+  if count and role == 'tuning':
+    raise ValueError(
+        f'{count:,} speakers are private in {run} ({roles}): a '
+        'language model that depends on them would not be covered by its '
+        'guarantee. Give other public data, or LM_WEIGHT, WORD_BONUS and '
+        'LM_TEMPERATURE.'
+    )
+  if not found.is_checked and protects:
+    _report((), [f'people of {run}'], on_shared_data=REFUSE)
+  return found
+
+
+def add(
+    run: str, client_data: tff.simulation.datasets.ClientData, *, role: str
+) -> OverlapCounts:
+  """Adds people to those of a finished run; see `check` for the arguments."""
+  found = check(run, client_data, role=role)
+  # With `read`: an unknown list stays unknown.
+  write(run, [
+      *read(run), source(client_data, is_private=role in _PROTECTED, role=role)
+  ])
+  return found
+
+
 def read(run: str) -> list[Source]:
-  """Returns what the model in a run's folder was trained on.
+  """Returns the people of a run.
 
   Without the file it is unknown; without a ledger, the run promised no privacy.
 
@@ -255,22 +335,36 @@ def read(run: str) -> list[Source]:
   """
   path = os.path.join(run, FILE)
   try:
-    found = [Source(**each) for each in files.parse_json(files.read(path))]
-    for each in found:
-      if not isinstance(each.is_private, bool) or not isinstance(
-          each.folder, str
-      ):
-        raise ValueError('an entry has a value of another kind')
+    return files.read_json(
+        path,
+        _parse,
+        remedy='put it back, or delete it, and what the model was trained on '
+        'counts as not known',
+    )
   except FileNotFoundError:
     # Two unknown sources in place of none: no data must pass as compared.
     has_ledger = os.path.exists(os.path.join(run, run_dir.LEDGER))
     return [Source(False, '', '')] + [Source(True, '', '')] * has_ledger
-  except (ValueError, TypeError) as e:
-    raise ValueError(
-        f'{path} is damaged ({e}): put it back, or delete it, and what the '
-        'model was trained on counts as not known.'
-    ) from None
-  return found
+
+
+def _parse(entries: Sequence[Mapping[str, Any]]) -> list[Source]:
+  """The entries of trained_on.json, also of older ones."""
+  roles = {False: 'trained', True: 'evaluated'}
+  found = []
+  for entry in entries:
+    fields = dict(entry)
+    was_evaluated = fields.pop('is_evaluated', False)
+    each = Source(**{'role': roles[was_evaluated], **fields})
+    if (
+        not isinstance(each.is_private, bool)
+        or not isinstance(each.folder, str)
+        or each.role not in ROLES
+    ):
+      raise ValueError('an entry has a value of another kind')
+    found.append(each)
+  # Older lists have no dev sets.
+  is_old = found and not any('role' in each for each in entries)
+  return [*found, *([Source(False, '', '', 'dev')] if is_old else [])]
 
 
 def is_trained_on(
@@ -284,7 +378,7 @@ def is_trained_on(
   """
   digest = source(client_data, is_private=True).speakers_sha256
   return bool(digest) and any(
-      each.is_private and not each.is_evaluated
+      each.is_private and each.role == 'trained'
       for each in read(run)
       if each.speakers_sha256 == digest
   )
@@ -299,11 +393,7 @@ def count_overlap(
     run: The folder of the run with the evaluated model.
     client_data: The data set.
   """
-  private = _read_speakers(each for each in read(run) if each.is_private)
-  evaluated = _speakers(client_data)
-  return OverlapCounts(
-      len(private.ids & evaluated.ids), _is_compared(private, evaluated)
-  )
+  return check(run, client_data, role='test')
 
 
 def _is_compared(private: _Speakers, other: _Speakers) -> bool:

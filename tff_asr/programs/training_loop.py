@@ -21,7 +21,7 @@ pre-training:
 
 import abc
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -72,8 +72,7 @@ EXACT_PREFIX = 'not_private/'
 # What the progress display shows: its labels and formats of metrics.
 _DISPLAYED = {
     'train_loss': ('loss', '{:.2f}'.format),
-    # The loop computes it by RDP, which takes milliseconds.
-    'epsilon': ('epsilon (RDP)', privacy_report.format_epsilon),
+    'epsilon': ('', privacy_report.format_epsilon),  # By its accountant.
     'num_clients': ('clients', '{:.0f}'.format),
 }
 # Rates on the dev set.
@@ -200,7 +199,7 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
             public_data.ACTIONS, on_shared_data=self.on_shared_data
         ),
         lambda: evaluation.check_corpus(
-            self.client_data, self.pipeline, is_training=True
+            self.client_data, self.client_pipeline, is_training=True
         ),
         lambda: _check_durations(self.client_data, self.pipeline),
         self._check_init_from_run,
@@ -208,6 +207,11 @@ class TrainingRun(abc.ABC, Generic[Batch, Position, LoopState]):
             self.output_dir, configuration=self.recorded_configuration
         ),
     )
+
+  @property
+  def client_pipeline(self) -> pipeline_lib.Pipeline:
+    """Returns the pipeline of the speakers to train on."""
+    return self.pipeline
 
   def _check_init_from_run(self) -> None:
     """Raises ValueError if the initial model does not fit this one."""
@@ -379,21 +383,16 @@ def _check_durations(
     )
 
 
-def _parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
-  """Returns the ledger that a run inherits, if there is one.
-
-  Of several parent runs, it is the ledger that contains all rounds of the
-  others.
+def _parent_ledgers(training: TrainingRun) -> list[ledger_lib.Parent]:
+  """Returns the ledgers that a run inherits.
 
   Raises:
-    ledger.LedgerError: None does, or one is missing or was changed.
+    ledger.LedgerError: One is missing or was changed.
   """
   # Without repeats: several inputs may come from one run.
   folders = dict.fromkeys(training.parent_runs.values())
   parents = [run_dir.ledger_of_model(folder) for folder in folders]
-  return ledger_lib.superset_ledger(
-      [each for each in parents if each is not None]
-  )
+  return [each for each in parents if each is not None]
 
 
 class Prepared(NamedTuple):
@@ -405,12 +404,14 @@ class Prepared(NamedTuple):
       charges nothing.
     public: Result of the check of public data.
     evaluations: Evaluations of private people; None if there are none.
+    invalidations: Reasons why no epsilon holds, whatever the noise.
   """
 
   process_state: process_lib.State
   inherited: Optional[ledger_lib.Inherited]
   public: public_data.OverlapFindings
   evaluations: Optional[evaluation_rounds.PlannedEvaluations]
+  invalidations: tuple[str, ...]
 
 
 async def prepare(training: TrainingRun) -> Prepared:
@@ -425,7 +426,7 @@ async def prepare(training: TrainingRun) -> Prepared:
   inherited = None
   if training.sampling is not None:
     inherited = ledger_lib.read_inherited(
-        _parent_ledger(training), privacy_unit=training.privacy_unit
+        _parent_ledgers(training), privacy_unit=training.privacy_unit
     )
     private_rounds.check_first_round(
         process_state,
@@ -445,7 +446,54 @@ async def prepare(training: TrainingRun) -> Prepared:
       and private_rounds.has_secret_noise(process_state, training.privacy),
       on_shared_data=training.on_shared_data,
   )
-  return Prepared(process_state, inherited, public, evaluations)
+  return Prepared(process_state, inherited, public, evaluations, (
+      *(() if inherited is None else inherited.invalidations),
+      *training.privacy.invalidations,
+      *public.invalidations,
+  ))
+
+
+def outlook(
+    training: TrainingRun,
+    prepared: Prepared,
+    *,
+    charged: Optional[ledger_lib.Charges] = None,
+    num_done: int = 0,
+) -> tuple[privacy_report.Outlook, int]:
+  """Returns what a private run would make of the verdict, and its last round.
+
+  Args:
+    training: The run; it charges its rounds.
+    prepared: What `prepare` returned for it.
+    charged: What its ledger charges; None before it begins.
+    num_done: Rounds that it has done.
+  """
+  settings, sampling = training.privacy, training.sampling
+  charged, last = charged or prepared.inherited.charges, training.total_rounds
+  delta = settings.delta_of(sampling, charged.rounds)
+  cost = private_rounds.cost(prepared.process_state, sampling)
+  after = lambda number: [
+      *charged.after(range(num_done, number), cost),
+      *evaluation_rounds.charges(
+          prepared.evaluations, num_rounds=number, num_done=num_done
+      ),
+  ]
+  if not settings.allow(after(last), delta=delta):
+    # No further round is within the target, or some are, and not the last one.
+    low, high = num_done, last
+    while high - low > 1:
+      middle = (low + high) // 2
+      if settings.allow(after(middle), delta=delta):
+        low = middle
+      else:
+        high = middle
+    last = low
+  return privacy_report.outlook(
+      charged.rounds,
+      after(last),
+      delta=delta,
+      invalidations=prepared.invalidations,
+  ), last
 
 
 class _OpenRun(NamedTuple):
@@ -640,7 +688,7 @@ class _Reporter:
     opened = self._opened
     is_private = True
     if opened.private is not None:
-      metrics['epsilon'] = opened.private.epsilon()
+      metrics['epsilon'], metrics['epsilon_rdp'] = opened.private.epsilons()
       is_private = opened.private.is_private(metrics['epsilon'])
     if is_last or round_num % opened.training.release_every == 0:
       now = time.monotonic()
@@ -699,6 +747,7 @@ async def _evaluate_people(
     # draw it, and this evaluation, too, if a resumed run has a higher target.
     _, position = opened.training.sample(state.data_position)
     return state._replace(data_position=position), {}
+  before = opened.ledger.contents.rounds
   with faults.without_details(round_num, shows_exact=opened.shows_exact):
     result = await private.run(
         rounds.step,
@@ -708,16 +757,15 @@ async def _evaluate_people(
         release=evaluation_rounds.RELEASE,
     )
   found = rounds.estimate(result.output.state)
-  total = private.epsilon()
-  own = accounting.epsilon([due.cost], delta=private.delta)
+  change = private.outlook(before)
+  own = accounting.leading_epsilon([due.cost], delta=private.delta)
   evaluation_rounds.write(opened.folder.path, {
       'round': round_num,
       **rounds.fields(
           found,
           # Where nothing is guaranteed, a part of it has no guarantee either.
-          epsilon=own if math.isfinite(total) else math.inf,
-          delta=private.delta,
-          total_epsilon=total,
+          epsilon=own if math.isfinite(change.after.epsilon) else math.inf,
+          outlook=change,
           trained_on=True,
       ),
   })
@@ -784,7 +832,7 @@ def format_metrics(
   ...     target_epsilon=8.0,
   ...     is_private=True,
   ... )
-  {'loss': '2.35', 'epsilon (RDP)': '1.5 of 8'}
+  {'loss': '2.35', 'epsilon (PLD)': '1.5 of 8'}
 
   Args:
     metrics: Metrics that may be shown.
@@ -796,13 +844,15 @@ def format_metrics(
   found = {
       name.removeprefix(EXACT_PREFIX): value for name, value in metrics.items()
   }
+  # Where PLD does not take the rounds, both bounds are RDP's.
+  is_rdp = found.get('epsilon') == found.get('epsilon_rdp')
+  epsilon = f'epsilon ({"RDP" if is_rdp else "PLD"})'
   shown = {
       # NaN is a mean over no clients or utterances.
-      label: 'none' if math.isnan(found[name]) else text(found[name])
+      label or epsilon: 'none' if math.isnan(found[name]) else text(found[name])
       for name, (label, text) in _DISPLAYED.items()
       if name in found
   }
-  epsilon, _ = _DISPLAYED['epsilon']
   if target_epsilon is not None and epsilon in shown:
     shown[epsilon] += f' of {target_epsilon:g}'
   # An infinite one says so by itself; a terminal of 100 columns then has room
@@ -834,8 +884,8 @@ async def _open(
   Returns:
     The open run, the state to continue from, and its number of rounds.
   """
-  process_state, _, public, evaluations = await prepare(training)
-  sampling = training.sampling
+  prepared = await prepare(training)
+  sampling, public = training.sampling, prepared.public
   # Only now: what is wrong with the process must not leave a folder behind.
   folder = stack.enter_context(run_dir.RunDir(
       training.output_dir,
@@ -844,9 +894,7 @@ async def _open(
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
   ))
-  initial = _initial_state(training, process_state)
-  # Otherwise this variable would keep the weights in memory to the end.
-  del process_state
+  initial = _initial_state(training, prepared.process_state)
   saved, round_num, problem = await run_state.load(folder, initial)
   if saved is None:
     state, ledger = _begin(training, folder, initial, public, stack)
@@ -866,9 +914,14 @@ async def _open(
   public_data.write(folder.path, public.sources)
   private, shows_exact = None, True
   if sampling is not None:
+    change, _ = outlook(
+        training, prepared, charged=ledger.charges, num_done=round_num
+    )
+    print(f'privacy: {change.words}')
     private, shows_exact = _open_private(training, ledger, state)
   opened = _OpenRun(
-      training, folder, ledger, private, public, shows_exact, evaluations
+      training, folder, ledger, private, public, shows_exact,
+      prepared.evaluations,
   )
   return opened, state, round_num
 
@@ -917,15 +970,15 @@ def _begin(
     stack: contextlib.AsyncExitStack,
 ) -> tuple[run_state.RunState, Optional[ledger_lib.Ledger]]:
   """Starts the ledger of a new run, if it has one."""
-  parent = _parent_ledger(training)
-  if training.sampling is None and parent is None:
+  parents = _parent_ledgers(training)
+  if training.sampling is None and not parents:
     return initial, None
   ledger = stack.enter_context(private_rounds.create_ledger(
       folder,
-      parent,
+      parents,
       invalidations=[*training.privacy.invalidations, *public.invalidations],
       privacy_unit=(
-          # A run that charges nothing takes its parent's unit.
+          # A run that charges nothing takes its first parent's unit.
           None if training.sampling is None else training.privacy_unit
       ),
   ))
@@ -1091,6 +1144,10 @@ def _write_privacy_report(
           public_model=public_model and public_model._asdict(),
           public_check=opened.public.words,
           tokens=training.tokens and training.pipeline.tokenizer.source,
+          unit_warning=(
+              client_data_lib.unit_warning(training.client_data)
+              if training.privacy_unit == 'speaker' else ''
+          ),
       ),
   )
   run_dir.write_privacy_report(training.output_dir, report)

@@ -342,7 +342,9 @@ def _copy_public_model(
   """Copies a public model's files, and says what they are."""
   os.makedirs(folder, exist_ok=True)
   for path in public.files:
-    shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
+    to = os.path.join(folder, os.path.basename(path))
+    with files.open_regular(path) as source, files.replacing(to) as copy:
+      shutil.copyfileobj(source, copy)
   # In the form in which `public_model.licence_of` reads it again.
   files.write_text(
       os.path.join(folder, 'README.md'),

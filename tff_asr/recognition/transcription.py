@@ -1,8 +1,11 @@
 """Transcribes audio files and folders to text, JSON or SRT subtitles."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+import itertools
 import json
 import os
+import sys
 from typing import Optional
 
 import numpy as np
@@ -21,6 +24,7 @@ _SUFFIXES = (
     '.flac', '.gsm', '.m4a', '.mkv', '.mov', '.mp3', '.mp4', '.oga', '.ogg',
     '.opus', '.rf64', '.snd', '.sph', '.w64', '.wav', '.webm', '.wma',
 )
+_EACH = 'each'
 _ENDINGS = {'text': '.txt', 'json': '.json', 'srt': '.srt'}
 # A subtitle ends at a pause, or before it is too long to read.
 _PAUSE_SEC = 0.8
@@ -35,6 +39,7 @@ def transcribe(
     recognizer: recognizer_lib.Recognize,
     output_format: str = 'text',
     output_dir: Optional[str] = None,
+    channel: Optional[str] = None,
 ) -> Optional[str]:
   """Transcribes audio files.
 
@@ -48,6 +53,8 @@ def transcribe(
       or 'srt'.
     output_dir: Receives one file per audio file, in the same subfolders;
       existing ones are replaced. None: the text is returned.
+    channel: The channel to take, from '0', or 'each' for a transcript of each;
+      None averages them, which one line on standard error says.
 
   Returns:
     The text, or None with an output_dir.
@@ -58,21 +65,26 @@ def transcribe(
     UnreadableError: Files could not be read; all others are transcribed.
   """
   checks.one_of(FORMATS, output_format=output_format)
+  if channel not in (None, _EACH) and not channel.isdecimal():
+    raise ValueError(
+        f'channel must be a number from 0, or {_EACH}, found {channel!r}.'
+    )
   stems = _find_audio(paths)
   if output_dir is not None:
     # Before transcribing, which may take hours.
     checks.output_folders(output_dir=output_dir)
     _check_stems(stems)
-  elif output_format == 'srt' and len(stems) > 1:
-    raise ValueError(
-        f'{len(stems)} files need one SRT each: give an --output_dir.'
-    )
+  elif output_format == 'srt' and (len(stems) > 1 or channel == _EACH):
+    raise ValueError('each file and channel needs an SRT: give --output_dir.')
   # Collected: one unreadable file must not stop the others.
-  errors, done = [], []
+  errors, done, conversions = [], [], collections.Counter()
   with progress_lib.Progress(
       description='transcribe', total=len(stems), unit='file'
   ) as progress:
-    for recognition in recognizer(_waveforms(stems, errors)):
+    waveforms = _waveforms(
+        stems, errors, channel=channel, conversions=conversions
+    )
+    for recognition in recognizer(waveforms):
       progress.update()
       if output_dir is None:
         done.append(recognition)
@@ -83,6 +95,11 @@ def transcribe(
       # The subfolders of the recordings are repeated in output_dir.
       os.makedirs(os.path.dirname(path), exist_ok=True)
       files.write_text(path, render([recognition], output_format=output_format))
+  if averaged := sum(n for k, n in conversions.items() if 'averaged' in k):
+    sys.stderr.write(
+        f'The channels of {averaged} files were averaged; if they are people '
+        f'of a call, --channel=0, 1 or {_EACH} keeps them apart.\n'
+    )
   text = None
   if output_dir is None and (done or not errors):
     text = render(done, output_format=output_format, named=len(stems) > 1)
@@ -201,14 +218,34 @@ def _alternatives(
 
 
 def _waveforms(
-    paths: Iterable[str], errors: list[Exception]
+    stems: dict[str, str],
+    errors: list[Exception],
+    *,
+    channel: Optional[str],
+    conversions: collections.Counter[str],
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields names and waveforms; `errors` receives those of other files."""
-  for path in paths:
+  """Yields names and waveforms.
+
+  Args:
+    stems: See `_find_audio`; receives those of channels.
+    errors: Receives those of other files.
+    channel: See `transcribe`.
+    conversions: See `audio.read`.
+  """
+  for path in [*stems]:
     try:
-      yield path, audio.read(path)
+      if channel is None:
+        yield path, audio.read(path, conversions=conversions)
+        continue
+      for number in itertools.count() if channel == _EACH else [int(channel)]:
+        waveform = audio.read(path, channels=[number])
+        suffix = f'-channel-{number}' if channel == _EACH else ''
+        stems[path + suffix] = stems[path] + suffix
+        yield path + suffix, waveform
     except audio.AudioError as e:
-      errors.append(e)
+      # Each channel was read, up to the one that does not exist.
+      if channel != _EACH or e.reason != audio.NO_CHANNEL or not number:
+        errors.append(e)
 
 
 def _check_stems(stems: Mapping[str, str]) -> None:

@@ -1,22 +1,26 @@
 """Local web page: transcripts of one recording by the models of several runs.
 
-A server of Python's own library, for the person at this computer:
+A server of Python's own library, for the person who started it:
 
-- It listens on the loopback interface only. A request must name that host, so
-  that no other site's name can be pointed here (DNS rebinding); a recording
-  must come from the page itself (its Origin).
-- A recording is bounded in bytes and seconds before it is decoded, and is kept
-  in memory only while it is transcribed. Requests are not logged.
+- It listens on the loopback interface only, which other users of this computer
+  reach, too. So each request must have the token of the printed address, in its
+  query or, as the page sends it, in the header Authorization.
+- A request must name that host, so that no other site's name can be pointed
+  here (DNS rebinding); a recording must come from the page itself (its Origin).
+- A recording is bounded in bytes and seconds before it is decoded. It is kept
+  only in memory while it is transcribed, and ffmpeg reads it from there, too.
+  Requests are not logged, and no answer names a file.
 - Names and transcripts reach the page as JSON, which it shows as text, never as
   markup. The page fetches nothing from elsewhere; its security policy says so.
 
-    GET  /            the page
+    GET  /?token=TOKEN   the page
     GET  /runs        {max_bytes, max_sec, runs: [`describe`]}
     POST /transcribe?reference=TEXT, an audio file
                       {seconds, hypotheses: [`Comparison`]} or {error}
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hmac
 import http
 import http.server
 import json
@@ -74,7 +78,12 @@ _TIMEOUT_SEC = 30
 
 
 class Server(socketserver.ThreadingTCPServer):
-  """Serves the page until `shutdown`; `server_address` has the port."""
+  """Serves the page until `shutdown`; `server_address` has the port.
+
+  Attributes:
+    token: What each request must have.
+    runs: What the page shows of the runs.
+  """
 
   # A demo that is started again can use the same port at once.
   allow_reuse_address = True
@@ -98,6 +107,7 @@ class Server(socketserver.ThreadingTCPServer):
     Raises:
       ValueError: The port is taken.
     """
+    self.token = secrets.token_urlsafe()
     self.runs = [describe(row) for row in rows]
     self._recognizers = recognizers
     # One model at a time: each uses all cores.
@@ -111,7 +121,8 @@ class Server(socketserver.ThreadingTCPServer):
 
   @property
   def url(self) -> str:
-    return f'http://{HOST}:{self.server_address[1]}/'
+    """The address with its token: whoever has it can use the page."""
+    return f'http://{HOST}:{self.server_address[1]}/?token={self.token}'
 
   def transcribe(self, recording: bytes, *, reference: str) -> Transcripts:
     """Transcribes an audio file with the model of each run.
@@ -211,13 +222,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def log_message(self, *unused_arguments) -> None:
     """Logs nothing: a request's line has the reference."""
 
-  def _answer(self, answers: Mapping[str, Callable[[], None]]) -> None:
-    """Checks where a request comes from, and answers it."""
+  def _answer(
+      self, answers: Mapping[str, Callable[[Mapping[str, str]], None]]
+  ) -> None:
+    """Checks where a request comes from, and answers its query."""
     try:
       host = self.headers.get('Host', '')
-      # With any port: it may be forwarded from another computer.
-      if parse.urlsplit(f'//{host}').hostname not in (HOST, 'localhost'):
+      try:
+        # With any port: it may be forwarded from another computer.
+        name = parse.urlsplit(f'//{host}').hostname
+        url = parse.urlsplit(self.path)
+      except ValueError:
+        raise _Refused(
+            http.HTTPStatus.BAD_REQUEST, 'Malformed address.'
+        ) from None
+      if name not in (HOST, 'localhost'):
         raise _Refused(http.HTTPStatus.FORBIDDEN, 'Unknown host.')
+      query = dict(parse.parse_qsl(url.query))
+      given = self.headers.get('Authorization') or query.get('token', '')
+      # In constant time, so that it cannot be guessed letter by letter.
+      if not hmac.compare_digest(given.encode(), self.server.token.encode()):
+        raise _Refused(
+            http.HTTPStatus.FORBIDDEN,
+            'Open the address that bin/demo.py has printed: it has a token.',
+        )
       if self.command == 'POST' and (
           self.headers.get('Origin') != f'http://{host}'
       ):
@@ -225,18 +253,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             http.HTTPStatus.FORBIDDEN,
             'Requests must come from the page itself.',
         )
-      path = parse.urlsplit(self.path).path
-      if path not in answers:
+      if url.path not in answers:
         raise _Refused(http.HTTPStatus.NOT_FOUND, 'Not found.')
-      answers[path]()
+      answers[url.path](query)
     except _Refused as e:
       self._send_json({'error': str(e)}, status=e.status)
-    except ValueError as e:  # A malformed URL, or a file that is not audio.
+    except audio.AudioError as e:
       self._send_json({'error': str(e)}, status=http.HTTPStatus.BAD_REQUEST)
     except (ConnectionError, TimeoutError):
       pass  # The page was closed.
 
-  def _page(self) -> None:
+  def _page(self, unused_query: Mapping[str, str]) -> None:
     # A new nonce for each response, so that no script can guess it.
     nonce = secrets.token_urlsafe(16)
     # Read at each request, which is rare.
@@ -244,12 +271,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     page = page.replace('/* page.css */', style).replace('NONCE', nonce)
     self._send(page, kind='text/html', policy=_POLICY.format(nonce=nonce))
 
-  def _runs(self) -> None:
+  def _runs(self, unused_query: Mapping[str, str]) -> None:
     self._send_json({
         'max_bytes': MAX_BYTES, 'max_sec': MAX_SEC, 'runs': self.server.runs,
     })
 
-  def _transcribe(self) -> None:
+  def _transcribe(self, query: Mapping[str, str]) -> None:
     size = self.headers.get('Content-Length', '')
     # Without a length, the body has no bound before it is read.
     if not size.isdecimal() or 'Transfer-Encoding' in self.headers:
@@ -266,7 +293,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # The connection ended early.
     if len(recording) < int(size):
       raise _Refused(http.HTTPStatus.BAD_REQUEST, 'The file was cut off.')
-    query = dict(parse.parse_qsl(parse.urlsplit(self.path).query))
     self._send_json(
         self.server.transcribe(
             recording, reference=query.get('reference', '')

@@ -188,7 +188,7 @@ def _errors(run: runs_lib.Run) -> str:
       f'{100 * speakers_lib.worst_tenth(speakers):.1f} %, the worst '
       f'{100 * speakers[-1].rate:.1f} %.'
   )
-  parts.append(_characters_and_lm(run))
+  parts.append(_other_rates(run))
   private = public_data.OverlapCounts(**run.evaluation['private'])
   if private.words:
     parts.append(private.words)
@@ -202,16 +202,24 @@ def _errors(run: runs_lib.Run) -> str:
   return '\n\n'.join(parts)
 
 
-def _characters_and_lm(run: runs_lib.Run) -> str:
-  """Returns character error rates, and rates with a language model."""
+def _other_rates(run: runs_lib.Run) -> str:
+  """Returns rates of characters and sentences, and those with an LM."""
   row = tables.Row(run.name, [run])
-  shown = lambda measure: f'{tables.rate(row, measure)} %'
-  text = f'Characters: CER {shown(runs_lib.CER)}.'
+  # Evaluations that were written before sentences were counted have no SER.
+  rates = lambda *measures: ', '.join(
+      f'{measure.split()[0]} {tables.rate(row, measure)} %'
+      for measure in measures if measure in run.scores
+  )
+  text = f'Characters and sentences: {rates(runs_lib.CER, runs_lib.SER)}.'
   if run.with_lm:
-    text += (
-        f' With the language model {tables.language_models(row)}: WER '
-        f'{shown(runs_lib.WER_WITH_LM)}, CER {shown(runs_lib.CER_WITH_LM)}.'
+    with_lm = rates(
+        runs_lib.WER_WITH_LM, runs_lib.CER_WITH_LM, runs_lib.SER_WITH_LM
     )
+    text += (
+        f' With the language model {tables.language_models(row)}: {with_lm}.'
+    )
+  if run.normalization:
+    text += f' Both texts were normalised by {run.normalization}.'
   return tables.plain(text)
 
 

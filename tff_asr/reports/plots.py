@@ -18,6 +18,7 @@ from matplotlib import axes as axes_lib
 from matplotlib import axis as axis_lib
 import numpy as np
 
+from tff_asr import files
 from tff_asr.data import index
 from tff_asr.privacy import privacy_report
 from tff_asr.reports import layer_norms
@@ -90,7 +91,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
     _set_epsilon_axis(axes.yaxis, axes.set_yscale, axes.set_ylim)
 
   return _over_time(
-      runs, {'epsilon': ''}, label='epsilon spent (RDP)', decorate=decorate
+      runs, {'epsilon': ''}, label='epsilon spent', decorate=decorate
   )
 
 
@@ -615,7 +616,8 @@ def plot_over_epsilon(
 
 def save(figure: Figure, path: str) -> None:
   """Writes a plot in the format of the file's ending (.png, .svg, .pdf)."""
-  figure.savefig(path)
+  with files.replacing(path) as file:
+    figure.savefig(file, format=os.path.splitext(path)[1][1:] or None)
 
 
 def color_of(runs: Runs, run: runs_lib.Run) -> str:

@@ -10,7 +10,6 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 import functools
 import html
-import io
 import os
 import re
 from typing import Optional
@@ -303,13 +302,10 @@ def _picture(folder: str, name: str, figure: Optional[plots.Figure]) -> str:
   """Writes a plot to the folder as PNG; returns it as an HTML image."""
   if figure is None:
     return ''
-  # Drawn once, for the file and for the page.
-  png = io.BytesIO()
-  plots.save(figure, png)
-  with open(os.path.join(folder, f'{name}.png'), 'wb') as f:
-    f.write(png.getvalue())
+  path = os.path.join(folder, f'{name}.png')
+  plots.save(figure, path)
   # Embedded, so that the page is one file that can be sent.
-  data = base64.b64encode(png.getvalue()).decode()
+  data = base64.b64encode(files.read(path)).decode()
   return f'<img alt="{name}" src="data:image/png;base64,{data}">'
 
 

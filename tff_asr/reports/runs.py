@@ -25,8 +25,9 @@ EVALUATION = 'test.json'
 PERSONALIZATION = 'personalization.json'
 
 # What an evaluation measures, as columns of tables name it.
-WER, CER = 'WER', 'CER'
+WER, CER, SER = 'WER', 'CER', 'SER'
 WER_WITH_LM, CER_WITH_LM = 'WER with LM', 'CER with LM'
+SER_WITH_LM = 'SER with LM'
 
 # Tags of metrics of a layer. metrics.csv has only those of the whole model.
 _BY_LAYER = re.compile(
@@ -66,9 +67,11 @@ class EvaluatedUtterance(TypedDict):
 
 
 class ErrorCounts(TypedDict):
-  """Counts of word and character errors by speaker, of one decoding."""
+  """Counts of word, character and sentence errors by speaker, one decoding's.
+  """
   speakers: dict[str, dict[str, int]]
   characters: dict[str, dict[str, int]]
+  sentences: NotRequired[dict[str, dict[str, int]]]  # Not in older files.
 
 
 class DecodingWithLm(ErrorCounts):
@@ -329,10 +332,10 @@ def _scores(
   if evaluation is None:
     return {}
   try:
-    found = _measures(evaluation, words=WER, characters=CER)
+    found = _measures(evaluation, WER, CER, SER)
     if 'with_lm' in evaluation:
       found |= _measures(
-          evaluation['with_lm'], words=WER_WITH_LM, characters=CER_WITH_LM
+          evaluation['with_lm'], WER_WITH_LM, CER_WITH_LM, SER_WITH_LM
       )
   except KeyError as e:
     raise ValueError(f'{of} has no {e}: evaluate the run again.') from None
@@ -340,7 +343,7 @@ def _scores(
 
 
 def _measures(
-    counts: ErrorCounts, *, words: str, characters: str
+    counts: ErrorCounts, words: str, characters: str, sentences: str
 ) -> dict[str, dict[str, word_errors.WordErrors]]:
   """Returns errors by measure and speaker of one decoding."""
   kinds = ('substitutions', 'deletions', 'insertions')
@@ -354,7 +357,10 @@ def _measures(
       for measure, field, unit in (
           (words, 'speakers', 'words'),
           (characters, 'characters', 'characters'),
+          (sentences, 'sentences', 'sentences'),
       )
+      # Evaluations that were written before sentences were counted.
+      if field != 'sentences' or field in counts
   }
 
 
@@ -382,12 +388,11 @@ def _json(folder: str, name: str, kind: type = dict) -> Any:
   path = os.path.join(folder, name)
   if not os.path.exists(path):
     return None
-  try:
-    content = files.parse_json(_text(path))
+  def of_kind(content):
     if not isinstance(content, kind):
       raise ValueError(f'it is not a {kind.__name__}')
-  except ValueError as e:
-    raise ValueError(
-        f'{path} is damaged ({e}): train or evaluate the run again.'
-    ) from None
-  return content
+    return content
+
+  return files.read_json(
+      path, of_kind, remedy='train or evaluate the run again'
+  )

@@ -16,6 +16,7 @@ from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import tables
 
 _MEASURES = (runs_lib.WER, runs_lib.WER_WITH_LM)
+_SENTENCES = (runs_lib.SER, runs_lib.SER_WITH_LM)
 _WIDTH, _LABEL_WIDTH = 100, 16
 
 
@@ -59,14 +60,19 @@ def overview(rows: Sequence[tables.Row], *, baseline: str) -> tables.Table:
 
 
 def quartiles(rows: Sequence[tables.Row]) -> tables.Table:
-  """Returns the quartiles over speakers of the word error rates."""
-  cells = [['', 'a quarter of speakers below', 'median', 'a quarter above']]
+  """Returns the quartiles over speakers of the WER, and the SER."""
+  cells = [
+      ['', 'a quarter of speakers below', 'median', 'a quarter above', 'SER %']
+  ]
   for row in rows:
     measure = _best_measure(row)
     scores = row.first.scores[measure].values()
     rates = [each.rate for each in scores if each.words]
     found = statistics.quantiles(rates, n=4, method='inclusive')
-    cells.append([row.label, *map(tables.percent, found)])
+    sentences = _SENTENCES[_MEASURES.index(measure)]
+    cells.append([
+        row.label, *map(tables.percent, found), tables.rate(row, sentences)
+    ])
   return cells
 
 

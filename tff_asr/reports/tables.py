@@ -51,7 +51,7 @@ class Row(NamedTuple):
     label: Their common name.
     runs: At least one.
     measure: What `rates`, `words` and `errors` are of: `runs.WER` or another;
-      of CER, words are characters.
+      of CER, words are characters, and of SER sentences.
   """
 
   label: str
@@ -296,36 +296,6 @@ def difference(row: Row, first: Row, measure: str) -> str:
   )
 
 
-def linear_contrast(
-    terms: Sequence[tuple[Row, float, float]],
-) -> confidence.Interval:
-  """Estimates a weighted sum of word error rates, with its interval.
-
-  Unlike `overview`'s, the interval covers the variation over random seeds.
-
-  Args:
-    terms: Rows with their weights, and the variances of their rates over random
-      seeds.
-
-  Raises:
-    ValueError: The rows were evaluated on different speakers, or on only one.
-  """
-  words = terms[0][0].words
-  for row, _, _ in terms:
-    if row.words != words:
-      raise ValueError(f'{row.label} was evaluated on other speakers.')
-  return confidence.linear_contrast(
-      [
-          sum(weight * count for (_, weight, _), count in zip(terms, counts))
-          for counts in zip(*(row.errors for row, _, _ in terms))
-      ],
-      list(words.values()),
-      seed_variance=sum(
-          weight**2 * variance for _, weight, variance in terms
-      ),
-  )
-
-
 def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
   """Returns the spread of word error rates over speakers, by run."""
   titles = ('speakers', 'best', 'median', 'worst tenth', 'worst')
@@ -358,7 +328,7 @@ def personal_gains(runs: Sequence[runs_lib.Run]) -> Table:
   titles = (
       'utterances', 'people', 'WER before', 'after', 'difference (95 %)',
       'median before', 'after', 'worst tenth before', 'after', 'better',
-      'worse',
+      'worse', 'SER before', 'after',
   )
   cells = [['personalisation, %', *titles]]
   for run in runs:
@@ -370,6 +340,8 @@ def personal_gains(runs: Sequence[runs_lib.Run]) -> Table:
           row['deciles_before'][4], row['deciles_after'][4],
           row['worst_tenth_before'], row['worst_tenth_after'],
           row['share_better'], row['share_worse'],
+          # Not in files that were written before sentences were counted.
+          row.get('sentence_rate_before'), row.get('sentence_rate_after'),
       )
       cells.append([
           run.name,
@@ -693,7 +665,9 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 # `overview` fills them in.
 _DIFFERENCES = {
     'minus {first} (95 %)': runs_lib.WER,
+    'SER: minus {first} (95 %)': runs_lib.SER,
     'with LM: minus {first} (95 %)': runs_lib.WER_WITH_LM,
+    'SER with LM: minus {first} (95 %)': runs_lib.SER_WITH_LM,
 }
 # Columns of `overview`: titles to functions that format a row's cell.
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
@@ -702,9 +676,13 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     'WER %': rate,
     'minus {first} (95 %)': lambda row: '',
     'CER %': lambda row: rate(row, runs_lib.CER),
+    'SER %': lambda row: rate(row, runs_lib.SER),
+    'SER: minus {first} (95 %)': lambda row: '',
     'WER % with LM': lambda row: rate(row, runs_lib.WER_WITH_LM),
     'with LM: minus {first} (95 %)': lambda row: '',
     'CER % with LM': lambda row: rate(row, runs_lib.CER_WITH_LM),
+    'SER % with LM': lambda row: rate(row, runs_lib.SER_WITH_LM),
+    'SER with LM: minus {first} (95 %)': lambda row: '',
     'dev WER %': lambda row: percent(row.last('dev_word_error_rate')),
     'dev loss': lambda row: _show(row.last('dev_loss'), '.3f'),
     'masked accuracy %': _masked_accuracy,

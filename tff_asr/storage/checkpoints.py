@@ -255,6 +255,15 @@ class Saver(Generic[State]):
       error: BaseException | None,
       unused_trace: types.TracebackType | None,
   ) -> None:
+    ending = asyncio.ensure_future(self._end(kind))
+    try:
+      await asyncio.shield(ending)
+    except asyncio.CancelledError:
+      await ending  # An interrupt of the end itself loses no state either.
+      raise
+
+  async def _end(self, kind: type[BaseException] | None) -> None:
+    """Saves what is to be saved, and waits for it."""
     try:
       # An interrupt reaches a coroutine as CancelledError.
       if self._newest is not None and (

@@ -82,7 +82,12 @@ def current_properties() -> Properties:
 def _read(run: str) -> Properties | None:
   """Reads the properties that a run began with; None if it has none."""
   try:
-    return files.parse_json(files.read(path(run)))
+    return files.read_json(
+        path(run),
+        # The one property that is used; others are compared.
+        lambda properties: properties | {_THREADS: int(properties[_THREADS])},
+        remedy='delete it, and the run takes the threads of this machine',
+    )
   # A file in the way of the folder is reported where the folder is made.
   except (FileNotFoundError, NotADirectoryError):
     return None

@@ -100,8 +100,9 @@ class TensorBoardFile(tff.program.ReleaseManager):
         os.path.join(folder, f'events.out.tfevents.{number}')
         for number in itertools.count()
     )
-    # A resumed run adds a file: TensorBoard joins those of a folder.
-    path = next(path for path in paths if not os.path.exists(path))
+    # A resumed run adds a file: TensorBoard joins those of a folder. The writer
+    # would follow a link that leads nowhere yet.
+    path = next(path for path in paths if not os.path.lexists(path))
     # `tf.summary` has no writer that takes the time of an event.
     self._writer = tf.io.TFRecordWriter(path)
     self._write(event_pb2.Event(file_version='brain.Event:2'))
@@ -154,8 +155,10 @@ def _read(path: str) -> list[dict[str, str]]:
   if not os.path.exists(path):
     return []
   try:
-    with open(path, encoding='utf-8', newline='') as file:
-      rows = list(csv.DictReader(file, strict=True))
+    text = io.StringIO(files.read(path).decode(), newline='')
+    reader = csv.DictReader(text, strict=True)
+    rows = list(reader)
+    (reader.fieldnames or []).index(_KEY)  # Raises ValueError without it.
     for row in rows:
       int(row[_KEY])
       for text in row.values():

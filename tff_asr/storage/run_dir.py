@@ -14,7 +14,8 @@ The folder has mode 0700. Its files:
   model.safetensors   the trained weights, for evaluation and as a seed
   ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                   runs that start from one), by `privacy.ledger`
-  trained_on.json   corpora that the model was trained on (owner only), by
+  trained_on.json   people of the run by role: who trained the model, dev sets,
+                  and whoever was evaluated (owner only), by
                   `programs.public_data`
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
@@ -32,7 +33,7 @@ import hashlib
 import os
 import re
 import socket
-from typing import BinaryIO, Union
+from typing import Any, BinaryIO, Union
 
 import numpy as np
 import tensorflow as tf
@@ -111,10 +112,11 @@ class RunLock:
 
     Raises:
       ValueError: Another process (or this one) holds it; the message names it.
+        Or the lock file is a link, or no regular file.
     """
     path = os.path.join(folder, _LOCK)
     # Unbuffered. Child processes do not inherit the file.
-    self._file = open(path, 'a+b', buffering=0)
+    self._file = open(path, 'a+b', buffering=0, opener=files.open_own)
     _lock(self._file, folder)
     # Only once it is locked: until then the file names the holder.
     self._file.truncate(0)
@@ -326,7 +328,8 @@ def check_folder(path: str, *, configuration: str) -> None:
   """
   checks.output_folders(output_dir=path)
   with contextlib.suppress(FileNotFoundError):  # It was never locked.
-    with open(os.path.join(path, _LOCK), 'rb') as file:
+    lock = os.path.join(path, _LOCK)
+    with open(lock, 'rb', opener=files.open_own) as file:
       _lock(file, path)
   if _has_begun(path):
     _check_same(_read_configuration(path), configuration, path=path)
@@ -520,28 +523,24 @@ def read_delta(run: str) -> float | None:
   Raises:
     ValueError: The file is damaged.
   """
-  try:
-    fields = read_privacy_report(run)
-    return None if fields is None else float(fields['delta'])
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(
-        f'{os.path.join(run, PRIVACY_REPORT_JSON)} is damaged: give --delta in '
-        'its place.'
-    ) from error
+  fields = read_privacy_report(run)
+  return None if fields is None else fields['delta']
 
 
-def read_privacy_report(run: str) -> dict[str, object] | None:
+def read_privacy_report(run: str) -> dict[str, Any] | None:
   """The fields of a run's privacy report; None if there is none.
 
   Args:
     run: The run's folder.
 
   Raises:
-    ValueError: It is not JSON.
+    ValueError: The file is damaged.
   """
   try:
-    return files.parse_json(
-        files.read(os.path.join(run, PRIVACY_REPORT_JSON))
+    return files.read_json(
+        os.path.join(run, PRIVACY_REPORT_JSON),
+        lambda fields: fields | {'delta': float(fields['delta'])},
+        remedy='delete it and give --delta',
     )
   except FileNotFoundError:
     return None
@@ -607,10 +606,8 @@ def flatten_metrics(
 
 def _read_configuration(path: str) -> str:
   """Reads the configuration that a run began with."""
-  config = os.path.join(path, CONFIG)
   # A damaged character counts as a difference, not as an error.
-  with open(config, encoding='utf-8', errors='replace') as f:
-    return f.read()
+  return files.read(os.path.join(path, CONFIG)).decode(errors='replace')
 
 
 def _check_same(old: str, new: str, *, path: str) -> None:

@@ -136,7 +136,10 @@ def read_header(path: str) -> Header:
     DamagedFileError: The file is damaged, or another project wrote it.
   """
   try:
-    with safetensors.safe_open(path, framework='numpy') as file:
+    # Not only by safetensors, which names no folder and waits for a pipe.
+    with files.open_regular(path), safetensors.safe_open(
+        path, framework='numpy'
+    ) as file:
       metadata = file.metadata() or {}
       shapes = {
           name: tuple(file.get_slice(name).get_shape()) for name in file.keys()
