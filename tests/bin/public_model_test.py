@@ -57,7 +57,7 @@ class PublicModelTest(cases.TestCase):
     )
 
   def test_evaluate_writes_what_report_shows_beside_a_run(self):
-    waveform = np.zeros(16000, np.int16)
+    waveform = np.int16([1000, -1000] * 8000)
     spoken = [
         dict(client_id=client_id, utterance_id=client_id, waveform=waveform,
              transcript=transcript)
