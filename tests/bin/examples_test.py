@@ -168,7 +168,8 @@ class ExamplesTest(parameterized.TestCase):
       self.assertIn(path.relative_to(layers.ROOT).as_posix(), page)
     # The recipe for noise quotes its example.
     example = _EXAMPLES / 'mechanism' / 'lagged_noise'
-    python, gin = re.findall(r'```(?:python)?\n(.*?)```', page, re.DOTALL)
+    (recipe,) = re.findall('## Noise\n(.*?)\n## ', page, re.DOTALL)
+    python, gin = re.findall(r'```(?:python)?\n(.*?)```', recipe, re.DOTALL)
     self.assertIn(python, example.with_suffix('.py').read_text('utf-8'))
     self.assertIn(gin, example.with_suffix('.gin').read_text('utf-8'))
     for path in re.findall(r'examples/[\w/]+\.\w+', page):

@@ -70,8 +70,10 @@ class TrainFederatedTest(cases.TestCase):
     ) as f:
       verdict = f.readline().removeprefix('Privacy report: ').strip()
     self.assertIn(verdict, finished.stdout)
-    # Clients at once, verdict, epsilon, rates, folder, next command.
-    first, *lines = finished.stdout.splitlines()
+    # What it would make of the verdict, clients at once, verdict, epsilon, rates,
+    # folder, next command.
+    outlook, first, *lines = finished.stdout.splitlines()
+    self.assertRegex(outlook, '^privacy: epsilon infinite at .*: NOT PRIVATE')
     self.assertRegex(
         first, r'^clients at once: [1-9]\d*, threads per op: [1-9]\d*$'
     )

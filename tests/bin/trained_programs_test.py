@@ -229,7 +229,7 @@ class TrainedProgramsTest(absltest.TestCase):
 
     with mock.patch.object(demo.Server, 'serve_forever', serve):
       finished = self.run_program('demo', self.run_dir, copy, '--port=0')
-    self.assertRegex(finished.stdout, r'Open http://127.0.0.1:\d+/ in a bro')
+    self.assertRegex(finished.stdout, r'Open http://127.0.0.1:\d+/\?token=\S{43} in a bro')
     self.assertEqual(transcripts, [self.evaluated['ann-0']] * 2)
     finished = in_process.run(
         'bin/demo.py', f'{self.run_dir},{copy}', '--name=both'

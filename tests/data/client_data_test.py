@@ -380,7 +380,7 @@ class ClientDataTest(cases.TestCase):
 
   def test_a_checksum_covers_the_whole_shard(self):
     # Several times what is read at once.
-    long = dict(fakes.utterance('a', 0), waveform=np.zeros(900_000, np.int16))
+    long = dict(fakes.utterance('a', 0), waveform=np.arange(900_000).astype(np.int16))
     fakes.write_examples(self.folder, [long])
     path = os.path.join(self.folder, index.shard_name(0))
     for place in (0, 0.3, 0.5, 0.8, 1):

@@ -42,7 +42,7 @@ class _TestCase(cases.TestCase):
   def setUp(self):
     super().setUp()
     short = fakes.utterance('bob', 9) | {
-        'waveform': np.ones(300, np.int16), 'utterance_id': 'bob-short'
+        'waveform': np.arange(300).astype(np.int16), 'utterance_id': 'bob-short'
     }
     self.audio = fakes.write_examples(
         self.path('audio'),

@@ -20,6 +20,11 @@ class _CrashesItsProcess:
     return os._exit, (3,)
 
 
+def _waveform(number: int) -> np.ndarray:
+  """The sound of an utterance: its number, after a sample of another."""
+  return np.array([number + 1] + [number] * (99 + number), '<i2')
+
+
 class ParallelEncodingTest(cases.TestCase):
 
   def utterances(self, count):
@@ -27,7 +32,7 @@ class ParallelEncodingTest(cases.TestCase):
     listed = []
     for i in range(count):
       path = self.path(f'{i}.wav')
-      soundfile.write(path, np.full(100 + i, i, np.int16), 16000)
+      soundfile.write(path, _waveform(i), 16000)
       listed.append(utterances.Utterance('c', str(i), 'words', path))
     return listed
 
@@ -36,7 +41,7 @@ class ParallelEncodingTest(cases.TestCase):
     for i, outcome in enumerate(outcomes):
       (record,) = outcome.records
       self.assertEqual(record.num_samples, 100 + i)
-      self.assertEqual(record.content, np.full(100 + i, i, '<i2').tobytes())
+      self.assertEqual(record.content, _waveform(i).tobytes())
 
   def test_workers_return_the_same_as_this_process_in_order(self):
     listed = self.utterances(50)  # Four tasks.

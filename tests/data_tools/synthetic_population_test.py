@@ -101,7 +101,9 @@ class SyntheticPopulationTest(absltest.TestCase):
     before = marker.stat().st_mtime_ns
     self.generate('first')
     self.assertEqual(marker.stat().st_mtime_ns, before)
-    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+    with self.assertRaisesRegex(
+        ValueError, 'was written before these changed: ids'
+    ):
       self.generate('first', seed=2)
 
   def test_speech_over_noise_of_the_length_of_a_sentence(self):

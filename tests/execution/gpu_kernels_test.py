@@ -29,6 +29,7 @@ _OF_THE_HOST = frozenset([
     'ConcatenateDataset',
     'DatasetToSingleElement',
     'IgnoreErrorsDataset',
+    'OptionsDataset',
     'TakeDataset',
     'TensorDataset',
     'TensorSliceDataset',

@@ -85,7 +85,7 @@ class ClientEvaluationTest(parameterized.TestCase):
         data.create_tf_dataset_for_client('bob'),
     )
     self.assertEqual(found.client_id.numpy(), b'')
-    self.assertEqual([int(each) for each in found.counts], [0, 0])
+    self.assertEqual([int(each) for each in found.counts], [0] * 4)
 
 
 if __name__ == '__main__':

@@ -367,7 +367,8 @@ class RecognizerTest(absltest.TestCase):
     self.assertEqual(
         str(computation.type_signature.result),
         '<client_id=str[?],num_adapted=int32[?,2],errors=int64[?,2],'
-        'words=int64[?,2]>@SERVER',
+        'words=int64[?,2],wrong_sentences=int64[?,2],sentences=int64[?,2]>'
+        '@SERVER',
     )
 
   def test_errors_are_those_of_the_evaluator(self):

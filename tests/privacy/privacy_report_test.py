@@ -62,7 +62,7 @@ def _report(
 ):
   details = (
       'adaptive_layers', 'public_inputs', 'public_model', 'public_check',
-      'tokens', 'layer_noise', 'has_layer_clips', 'unit_warning',
+      'tokens', 'layer_noise', 'has_layer_clips',
   )
   report = privacy_report.PrivacyReport(
       rounds=rounds,
@@ -320,10 +320,6 @@ class ReportTest(parameterized.TestCase):
           'WARNING: .*a copy or was restored .noticed after 1,005 charged',
       ),
       (dict(unit='example'), 'unit covers one recording; a speaker with'),
-      (
-          dict(unit_warning='most speakers have one recording'),
-          'has twice the privacy loss; most speakers have one recording',
-      ),
   )
   def test_each_circumstance_is_stated(self, changes, words):
     self.assertRegex(_joined(_report(_rounds(), **changes)), words)

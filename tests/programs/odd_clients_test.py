@@ -1,4 +1,4 @@
-"""Clients of odd data in a private run: of NaN features, of one sample."""
+"""Clients of odd data in a private run: of NaN features, of two samples."""
 
 import functools
 import os
@@ -18,11 +18,15 @@ from tff_asr.programs import federated
 _GOOD = ('ann', 'bob')
 
 
-def _make_silence_nan(features, lengths, seed):
+# Frames of the client of NaN features: a second in windows of 25 ms, 10 ms apart.
+_NUM_NAN_FRAMES = 1 + (16000 - 400) // 160
+
+
+def _make_one_nan(features, lengths, seed):
   """In place of SpecAugment."""
-  del lengths, seed
-  most = tf.reduce_max(tf.abs(features), axis=[1, 2], keepdims=True)
-  return tf.where(most < 1e-3, np.nan, features)
+  del seed
+  is_nan = tf.equal(lengths, _NUM_NAN_FRAMES)[:, tf.newaxis, tf.newaxis]
+  return tf.where(is_nan, np.nan, features)
 
 
 class OddClientsTest(cases.TestCase):
@@ -46,7 +50,7 @@ class OddClientsTest(cases.TestCase):
         ),
         cohort_size=len(waveforms),
         model=tiny.recognizer(),
-        augment=_make_silence_nan,
+        augment=_make_one_nan,
     )
     run = os.path.join(root, 'run')
     runs.train(
@@ -66,8 +70,8 @@ class OddClientsTest(cases.TestCase):
         name: fakes.utterance(name, 0)['waveform'] for name in _GOOD
     }
     odd = {
-        'nan': np.zeros(16000, np.int16),
-        'one': np.ones(1, np.int16),
+        'nan': np.arange(16000).astype(np.int16),
+        'two': np.arange(2).astype(np.int16),
     }
     with self.assertLogs('absl', 'WARNING') as logs:
       row, charged = self.train(self.root, speech | odd)
@@ -78,7 +82,7 @@ class OddClientsTest(cases.TestCase):
     )
     self.assertEqual(charged, 1)
     self.assertEqual(row['not_private/num_non_finite'], 1)
-    # The client of one sample has nothing to train on.
+    # The client of two samples has nothing to train on.
     self.assertEqual(row['not_private/num_clients'], 4)
     self.assertEqual(row['not_private/num_utterances'], 2)
     self.assertTrue(np.isfinite(row['not_private/train_loss']))

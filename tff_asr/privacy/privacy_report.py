@@ -63,7 +63,8 @@ _RELATIONS = {
 }
 _UNITS = {
     'speaker': 'all recordings of one client; a person who has two client ids '
-    'has twice the privacy loss',
+    'has twice the privacy loss, and where each recording has an id of its own '
+    'the guarantee is per recording',
     'example': 'one recording; a speaker with several recordings is protected '
     'less, and the server sees all recordings',
 }
@@ -143,7 +144,6 @@ class TrainingDetails:
     layer_noise: (noise norm) / clip of a round's mean by layer, before noise is
       correlated; {}: not known.
     has_layer_clips: Whether that is over the layer's own clip, and not over C.
-    unit_warning: Why a client may be less than a person; '' if nothing says so.
   """
 
   l2_norm_clip: Optional[float] = None
@@ -154,7 +154,6 @@ class TrainingDetails:
   tokens: str = ''
   layer_noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
   has_layer_clips: bool = False
-  unit_warning: str = ''
 
   @classmethod
   def of_fields(cls, fields: Mapping[str, Any]) -> Optional['TrainingDetails']:
@@ -1037,9 +1036,7 @@ def _training_entries(
       ('clip', _clip_words(details, unit=unit)),
       ('noise by layer', _layer_noise_words(details)),
       ('trust model', _trust_words(report.rounds)),
-      ('unit covers', '; '.join(filter(None, (
-          _UNITS.get(unit, 'one client'), details.unit_warning
-      )))),
+      ('unit covers', _UNITS.get(unit, 'one client')),
       ('taken as public', public_words),
       *([('tokens', details.tokens)] if details.tokens else []),
       ('assumptions', _SETTLED),

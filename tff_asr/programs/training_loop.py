@@ -1144,10 +1144,6 @@ def _write_privacy_report(
           public_model=public_model and public_model._asdict(),
           public_check=opened.public.words,
           tokens=training.tokens and training.pipeline.tokenizer.source,
-          unit_warning=(
-              client_data_lib.unit_warning(training.client_data)
-              if training.privacy_unit == 'speaker' else ''
-          ),
       ),
   )
   run_dir.write_privacy_report(training.output_dir, report)
