@@ -50,7 +50,7 @@ def _strip_punctuation(text: str) -> str:
   return ''.join(
       ' ' if unicodedata.category(c)[0] == 'P' and i not in kept else c
       for i, c in enumerate(text)
-  )
+  ).strip()
 
 
 def _spell_digits(text: str) -> str:
