@@ -102,7 +102,7 @@ class SyntheticPopulationTest(absltest.TestCase):
     self.generate('first')
     self.assertEqual(marker.stat().st_mtime_ns, before)
     with self.assertRaisesRegex(
-        ValueError, 'was written before these changed: ids'
+        ValueError, 'holds another corpus, with other seed'
     ):
       self.generate('first', seed=2)
 

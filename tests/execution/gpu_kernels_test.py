@@ -29,7 +29,6 @@ _OF_THE_HOST = frozenset([
     'ConcatenateDataset',
     'DatasetToSingleElement',
     'IgnoreErrorsDataset',
-    'OptionsDataset',
     'TakeDataset',
     'TensorDataset',
     'TensorSliceDataset',
@@ -52,6 +51,11 @@ _OF_THE_HOST = frozenset([
     # A chunk of waveforms, in order.
     'GatherV2 of int16',
     'Pad of int16',
+    # The key of a process that has none, from the system's generator.
+    'DecodeRaw',
+    'ReduceJoin',
+    'Substr',
+    'TextLineDataset',
     # Noise: OpenSSL and NumPy.
     'PyFuncStateless',
     # The order of a chunk's batches, a few integers.
