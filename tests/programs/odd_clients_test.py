@@ -18,7 +18,8 @@ from tff_asr.programs import federated
 _GOOD = ('ann', 'bob')
 
 
-# Frames of the client of NaN features: a second in windows of 25 ms, 10 ms apart.
+# Frames of the client of NaN features: a second, in windows of 25 ms that are
+# 10 ms apart.
 _NUM_NAN_FRAMES = 1 + (16000 - 400) // 160
 
 
