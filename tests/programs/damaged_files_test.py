@@ -129,8 +129,8 @@ class DamagedFilesTest(cases.TestCase):
           reasons = [
               each for each in unnoticed if re.fullmatch(each, f'{kind} {name}')
           ]
-          # What stands in the middle of a file depends on its numbers' lengths: a
-          # changed digit is not noticed, a changed name may be.
+          # What stands in the middle of a file depends on the lengths of its
+          # numbers: a changed digit is not noticed, a changed name may be.
           if kind != 'flip' or not reasons:
             self.assertEqual(is_noticed, not reasons)
           found.update(reasons)
