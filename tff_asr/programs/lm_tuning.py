@@ -117,7 +117,7 @@ def tune(
   public_data.check(run, dev_data, role='tuning')
   if not any(reference.split() for reference, _ in decoded):
     raise ValueError('the dev speakers have no words to tune weights on.')
-  public_data.add(run, dev_data, role='tuning')
+  public_data.record(run, dev_data, role='tuning')
   errors = _Errors(decoded, beam_search=beam_search)
   tried, fewest = [], np.inf
   for temperature in TEMPERATURES:

@@ -175,7 +175,7 @@ async def personalize(
   # Before the first client adapts: a damaged file is found in seconds.
   weights = list(map(read, runs))
   for run in runs:
-    public_data.add(run, client_data, role='test')
+    public_data.record(run, client_data, role='test')
   personalizer = Personalizer(
       model=model,
       pipeline=pipeline,

@@ -316,13 +316,23 @@ def check(
 def add(
     run: str, client_data: tff.simulation.datasets.ClientData, *, role: str
 ) -> OverlapCounts:
-  """Adds people to those of a finished run; see `check` for the arguments."""
+  """Compares people with those of a finished run, then adds them to these.
+
+  See `check` for the arguments, the result and errors.
+  """
   found = check(run, client_data, role=role)
+  record(run, client_data, role=role)
+  return found
+
+
+def record(
+    run: str, client_data: tff.simulation.datasets.ClientData, *, role: str
+) -> None:
+  """Adds people whom `check` has compared to those of a finished run."""
   # With `read`: an unknown list stays unknown.
   write(run, [
       *read(run), source(client_data, is_private=role in _PROTECTED, role=role)
   ])
-  return found
 
 
 def read(run: str) -> list[Source]:
